@@ -1,0 +1,1 @@
+"""Who proposes: drafters answer frontiers with children and record every step."""

@@ -1,0 +1,1 @@
+"""The decode loop and the life of a request."""

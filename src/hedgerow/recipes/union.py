@@ -1,0 +1,25 @@
+"""union: suffix matches, n-grams and recycled rows in one tree, the surest source.
+
+Title:     none; our own composition
+Idea:      each child is worth what its surest source says; equal children of the sources are one node
+Differs:   the papers of the sources (2411.04975, 2408.08696) draft from one memory each
+Compared:  no
+"""
+
+from hedgerow.core.recipe import DraftSource, Recipe
+from hedgerow.draft.ngram import NgramDrafter
+from hedgerow.draft.recycle import RecycleDrafter
+from hedgerow.draft.suffix import SuffixDrafter
+from hedgerow.policy.graft import Graft
+from hedgerow.verify.match import Match
+
+RECIPE = Recipe(
+    name="union", version=1, title="United memories: the surest source", paper="",
+    sources=(
+        DraftSource("suffix", "retrieval", lambda built: SuffixDrafter(built.corpus)),
+        DraftSource("ngram", "retrieval", lambda built: NgramDrafter()),
+        DraftSource("recycle", "retrieval", lambda built: RecycleDrafter(context=1)),
+    ),
+    policy=Graft((0, 1, 2), fanout=4, batch=8, combine=max), rule=Match(), nodes=15,
+    differs="the papers of the sources (2411.04975, 2408.08696) draft from one memory each",
+)

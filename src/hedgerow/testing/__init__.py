@@ -1,0 +1,1 @@
+"""Aids for tests and experiments: toy drafters and drivers that need no model."""

@@ -1,0 +1,1 @@
+"""Fixed tree shapes: which rank paths are drafted, decided before a token is known."""

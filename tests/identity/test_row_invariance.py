@@ -1,0 +1,100 @@
+"""A row of the demo model in bf16 is bit for bit the same whatever other rows a step has, at every context length.
+
+This is what lets greedy speculative decoding repeat plain decoding's tokens on a bf16 model. Measured: no row differs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hedgerow.core.tree import TokenTree
+from hedgerow.target.lm import LMTarget, load_target
+from tests.unit.models_kit import call, plain, prefill, scattered, tree_group
+
+pytestmark = pytest.mark.model
+
+ROWS = (4, 8, 16, 33)
+WORST = 0.0                               # fraction of rows that may differ on the packed CPU backend
+WORST_ELSEWHERE = 0.1
+
+
+@pytest.fixture(scope="module")
+def target(demo: Path) -> LMTarget:
+    return load_target(str(demo), dtype="bf16", device="cpu", max_slots=4, max_len=1024)[0]
+
+
+def words(length: int, seed: int) -> list[int]:
+    """Ids spread over the vocabulary."""
+    return np.random.default_rng(seed).integers(100, 49000, length).tolist()
+
+
+@pytest.mark.parametrize("length", [32, 120, 200, 250, 600])
+def test_rows_of_trees_equal_rows_of_plain_steps(target: LMTarget, length: int) -> None:
+    rng = np.random.default_rng(length)
+    path = words(7, 1)
+    prompt, slot = prefill(target, words(length, 0)), target.acquire()
+    target.fork(prompt, slot, length)
+    single = [plain(target, slot, token, length + d) for d, token in enumerate(path)]
+    counted = different = 0
+    for rows in ROWS:
+        target.fork(prompt, slot, length)
+        tree, at = scattered(path[1 : min(rows, 6)], rows, rng, target.info.vocab)
+        got, _ = call(target, [tree_group(slot, path[0], length, tree)])
+        target.commit(slot, [0, *at])
+        after = len(at) + 1
+        pairs = [(got.logits(0, row), single[d]) for d, row in enumerate([0, *at])]
+        pairs.append((plain(target, slot, path[after], length + after), single[after]))
+        for ours, alone in pairs:
+            counted += 1
+            different += not np.array_equal(ours, alone)
+            np.testing.assert_allclose(ours, alone, atol=1.0)
+    target.release(slot)
+    target.release(prompt)
+    worst = WORST if "mkldnn-packed" in target.info.backend else WORST_ELSEWHERE
+    assert different / counted <= worst, f"{different} of {counted} rows differ at {length} tokens"
+
+
+def test_rows_of_a_batch_equal_rows_alone(target: LMTarget) -> None:
+    lengths, sizes = (20, 130, 300), (1, 5, 16)
+    slots = [prefill(target, words(n, n)) for n in lengths]
+    rng = np.random.default_rng(0)
+    trees = [TokenTree.of(words(n - 1, n), [int(rng.integers(-1, i)) for i in range(n - 1)]) for n in sizes]
+    groups = [tree_group(s, 1000, n, t) for s, n, t in zip(slots, lengths, trees, strict=True)]
+    together, _ = call(target, groups)
+    counted = different = 0
+    for i, group in enumerate(groups):
+        alone, _ = call(target, [group])
+        for row in range(sizes[i]):
+            counted += 1
+            different += not np.array_equal(together.logits(i, row), alone.logits(0, row))
+    for slot in slots:
+        target.release(slot)
+    worst = WORST if "mkldnn-packed" in target.info.backend else WORST_ELSEWHERE
+    assert different / counted <= worst, f"{different} of {counted} rows differ"
+
+
+def test_greedy_text_equals_transformers_up_to_near_ties(target: LMTarget, demo: Path) -> None:
+    """Fed with transformers' own greedy text, our rows choose its tokens, or the two best were nearly tied."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from hedgerow.models.convert import quiet
+
+    prompt = words(30, 5)
+    with quiet():
+        model = AutoModelForCausalLM.from_pretrained(demo, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        ids = model.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, 30, dtype=torch.int64), max_new_tokens=40,
+            do_sample=False,
+        )[0].tolist()
+    slot = prefill(target, ids[:29])
+    for position in range(29, len(ids) - 1):
+        logits = plain(target, slot, ids[position], position)
+        best = np.sort(logits)[::-1]
+        if int(logits.argmax()) != ids[position + 1]:
+            assert best[0] - logits[ids[position + 1]] <= 0.75, f"position {position} is no near tie"
+    target.release(slot)
