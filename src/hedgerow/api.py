@@ -256,9 +256,9 @@ def assemble(
 def load(
     model: str = "demo", *, recipe: str = "auto", nodes: int | str = "auto", drafter: str | None = None,
     dtype: str = "auto", device: str = "auto", quant: str = "none", threads: int | None = None, compile: bool = True,
-    max_batch: int = 8, report: Callable[[str], None] = lambda message: None,
+    max_batch: int = 8, stream_bytes: int | None = None, report: Callable[[str], None] = lambda message: None,
 ) -> Session:
-    """Load a model (`demo`, a directory, a .gguf file or a hub id) and make it ready under a recipe.
+    """Load a model (`demo`, a directory, a .gguf file, a hub id) under a recipe; `stream_bytes`: see `load_target`.
 
     Raises: UnknownName, UsageError, ModelError.
     """
@@ -266,9 +266,9 @@ def load(
     size = None if nodes == "auto" else _count(nodes)
     start = time.perf_counter()
     from hedgerow.target.lm import load_target
-
     target, tokenizer = load_target(
-        model, dtype=dtype, device=device, quant=quant, threads=threads, max_slots=max_batch, report=report
+        model, dtype=dtype, device=device, quant=quant, threads=threads, max_slots=max_batch,
+        compile=compile, stream_bytes=stream_bytes, report=report,
     )
     session = assemble(target, tokenizer, chosen, nodes=size, drafter=drafter)
     session.prices.ratio(session.nodes + 1)  # also warms the machine up, so that the first step is like the others
@@ -277,7 +277,7 @@ def load(
 
 def generate(prompt: Prompt, model: str = "demo", **options: Any) -> Result:
     """Load a model, generate once, and let it go: `load` it yourself for more than one text."""
-    keys = {"recipe", "nodes", "drafter", "dtype", "device", "quant", "threads", "compile"}
+    keys = {"recipe", "nodes", "drafter", "dtype", "device", "quant", "threads", "compile", "stream_bytes"}
     session = load(model, **{k: options.pop(k) for k in keys & set(options)})
     result: Result = session.generate(prompt, **options)
     return result

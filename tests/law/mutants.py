@@ -135,7 +135,7 @@ MUTANTS = [
     ),
     Mutant(
         "token from p after refusals", "rejection",
-        "return site.rest(left.row, left.tried)",
+        "return site.rng.categorical(left.row, site.position, Purpose.RESIDUAL)",
         "return site.bonus()",
         R, BOTH,
     ),
@@ -176,7 +176,7 @@ MUTANTS = [
         "left.refuse(token, proposal)",
         T, BOTH,
     ),
-    Mutant("the next token from the untouched row", "joint", "spare(left.row, left.p, left.tried)", "left.p", T, BOTH),
+    Mutant("the next token from the untouched row", "joint", "categorical(left.row,", "categorical(left.p,", T, BOTH),
     Mutant("replacement forgotten", "joint", "== Selection.WITHOUT_REPLACEMENT:", "== Selection.HUB:", T, BOTH),
     # block
     Mutant(
@@ -226,7 +226,7 @@ MUTANTS = [
     ),
     Mutant(
         "hub served from the wrong pair first", "transport",
-        "min(1.0, rest / spare_first) if spare_first > 0.0 else 0.0",
+        "min(1.0, left / spare_first) if spare_first > 0.0 else 0.0",
         "min(1.0, float(p[hub]) / spare_first) if spare_first > 0.0 else 0.0",
         H, HUBS,
     ),

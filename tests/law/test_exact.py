@@ -189,7 +189,7 @@ def test_expected_accepted_orders_the_rules() -> None:
     assert abs(accepted(Block(), 1, 1, 1) - accepted(Traversal(), 1, 1, 1)) < 1e-12
     assert accepted(Traversal(), 2, 2) > accepted(Rejection(), 2, 2) + 1e-3
     assert accepted(KSeq(), 2) <= accepted(Canonical(), 2) + 1e-9
-    assert abs(accepted(GlobalResolution(), 2) - accepted(Canonical(), 2)) < 1e-8
+    assert abs(accepted(GlobalResolution(), 2) - accepted(Canonical(), 2)) < 1e-12
     assert accepted(Rejection(), 2, selection=WITHOUT) <= accepted(GlobalResolution(), 2, selection=WITHOUT) + 1e-9
 
 

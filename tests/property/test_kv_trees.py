@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hedgerow.core.parts import Needs
 from hedgerow.core.tree import TokenTree
 from hedgerow.target.tiny import TinyTarget
-from tests.unit.models_kit import call, plain, prefill, random_tree, scattered, tree_group
+from tests.unit.models_kit import call, held, plain, prefill, random_tree, scattered, tree_group
 
 VOCAB = 40
 CLOSE = {"atol": 1e-5, "rtol": 0.0}
@@ -24,8 +24,7 @@ def tiny() -> TinyTarget:
 
 def keys(target: TinyTarget, slot: int) -> torch.Tensor:
     kv = target.runner.kv
-    n = kv.length(slot)
-    return torch.stack([f(layer, slot, n) for layer in range(kv.layers) for f in (kv.keys, kv.values)])
+    return held(kv, slot, kv.length(slot))
 
 
 def tokens_of(seed: int, n: int) -> list[int]:

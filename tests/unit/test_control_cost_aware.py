@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from hedgerow.control.cost_aware import REMEMBERED, CostAware
+from hedgerow.control.cost_aware import REMEMBERED, CostAware, slopes
 from hedgerow.core.errors import RecipeError
 from hedgerow.core.parts import Observation, Plan, Sampling, Verdict, View
 from hedgerow.core.recipe import check
@@ -83,6 +83,64 @@ def test_drafting_rests_and_comes_back() -> None:
     assert 3 in plans[5:] and max(len(run) for run in "".join("x" if n else "." for n in plans).split("x")) <= 2
     control.observe([seen(0.5, 1)])
     assert control.plan([view(9)])[0].nodes == 3
+
+
+def test_growth_ends_only_where_no_cut_would_go_on() -> None:
+    spared = cut_off = 0
+    for seed in range(100):
+        source = np.random.default_rng(seed)
+        price = np.cumsum([1.0, *source.uniform(-0.02, 0.2, 8)]).tolist()
+        control = CostAware(8, lambda rows=1, price=price: price[rows - 1])  # type: ignore[misc]
+        control.observe([seen(0.5, int(source.integers(2)), drafted=2)])
+        worth = control.plan([view()])[0].worth
+        assert worth is not None
+        survival = np.sort(source.random(8) ** 2)[::-1].tolist()
+        [kept] = control.cut([tree(*survival)], [view()])
+        end = next((n for n, s in enumerate(survival) if not worth(s, n, sum(survival[:n]))), 8)
+        assert kept <= end
+        spared, cut_off = spared + 8 - end, cut_off + 8 - kept
+    assert spared > 0.3 * cut_off                               # and it does end where a cut is short
+
+
+def test_only_a_request_that_runs_alone_is_told_where_to_end() -> None:
+    assert all(p.worth is None for p in CostAware(3).plan([view(0), view(1)]))
+
+
+def losing(draft_s: float) -> Observation:
+    return Observation(0, Plan(3), tree(0.5), Verdict((), 0, "bonus"), 1, False, 0.1, 2, 1, draft_s)
+
+
+def test_seconds_of_drafting_count_against_it() -> None:
+    for draft_s, patience in ((0.0, 41), (0.04, 6)):            # 0.1 s a step: 0.4 tokens a drafted step; 5 use 2 up
+        control = CostAware(3)
+        drafted = 0
+        while drafted < 41 and control.plan([view()])[0].nodes:
+            control.observe([losing(draft_s)])
+            drafted += 1
+        assert drafted == patience
+
+
+def test_rests_double_while_drafting_loses_and_a_gain_ends_them() -> None:
+    control, runs = CostAware(3, rest=2), [0]
+    for _ in range(120):
+        plan = control.plan([view()])[0]
+        if plan.nodes:
+            control.observe([losing(0.05)])
+            if runs[-1]:
+                runs.append(0)
+        else:
+            runs[-1] += 1
+            control.observe([Observation(0, plan, tree(), Verdict((), 0, "bonus"), 1, False, 0.1, 1, 1)])
+    assert runs[:5] == [2, 4, 8, 16, 16]
+    for _ in range(20):
+        control.observe([seen(0.5, 1)])
+    assert control._trust[0].losses == 0
+
+
+@pytest.mark.parametrize("price", [[1.0, 3.0, 4.0], [1.0, 0.9, 2.0, 1.1, 5.0]])
+def test_slopes_are_the_least_mean_rise(price: list[float]) -> None:
+    for k, least in enumerate(slopes(price)[:-1]):
+        assert least == min((price[j] - price[k]) / (j - k) for j in range(k + 1, len(price)))
 
 
 def test_finished_and_cancelled_requests_are_forgotten() -> None:

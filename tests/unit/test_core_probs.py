@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from hedgerow.core.parts import Sampling
-from hedgerow.core.probs import entropy, filtered_ids, law, log_law
+from hedgerow.core.probs import OneHot, entropy, filtered_ids, law, log_law
+from hedgerow.core.rng import Rng
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.4, 0.05, 0.05]))
 
@@ -65,3 +66,16 @@ def test_no_numbers_no_law(logits: list[float], temperature: float) -> None:
 def test_reported_log_probabilities_and_entropy() -> None:
     assert np.allclose(np.exp(log_law(LOGITS * 1.0 + 3)).sum(), 1.0)
     assert entropy(np.array([0.5, 0.5, 0.0])) == pytest.approx(math.log(2)) and entropy(np.array([1.0])) == 0.0
+
+
+def test_a_law_of_one_token_is_that_row_and_says_which() -> None:
+    row, dense = OneHot.of(2, 5), np.eye(5)[2]
+    assert np.array_equal(row, dense) and row.token == 2
+    for derived in (row.copy(), row[1:], row * 1.0, np.asarray(row)):
+        assert getattr(derived, "token", None) is None          # nothing says of them what may not hold
+    with pytest.raises(ValueError, match="read-only"):
+        row[2] = 0.0
+    assert Rng(3).categorical(row, 7) == Rng(3).categorical(dense, 7) == 2
+    changed = row.copy()
+    changed[2], changed[4] = 0.0, 1.0
+    assert Rng(3).categorical(changed, 7) == 4

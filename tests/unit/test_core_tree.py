@@ -125,6 +125,8 @@ def test_a_cut_greedy_plus_one_group_becomes_top_k() -> None:
     assert tree.prefix(6).selection.tolist() == [GREEDY] * 6
     assert tree.prefix(5).selection.tolist() == [GREEDY, GREEDY, TOP_K, TOP_K, GREEDY]
     assert tree.prefix(1).selection.tolist() == [TOP_K]
+    more = TokenTree.of([0, 1, 2], [-1, -1, 0], selection=[GREEDY, GREEDY, IID])
+    assert more.prefix(2).selection.tolist() == [GREEDY, GREEDY], "a group that lost nothing keeps its law"
     assert tree.selection.tolist() == [GREEDY] * 6, "the tree itself is not changed"
 
 

@@ -41,7 +41,10 @@ def same_steps(engine: list[StepRecord], again: list[StepRecord], other: int | N
     assert len(engine) == len(again)
     for a, b in zip(engine, again, strict=True):
         assert (a.step, a.position, a.root, a.prompt) == (b.step, b.position, b.root, b.prompt)
-        assert a.tree == b.tree and a.path == b.path and a.token == b.token and a.stop == b.stop
+        assert {**a.tree, "survival": 0} == {**b.tree, "survival": 0}
+        # a node more or less looked up in a step that ended early shifts a mixed estimate by a rounding
+        assert b.tree["survival"] == pytest.approx(a.tree["survival"], rel=1e-12, abs=0)
+        assert a.path == b.path and a.token == b.token and a.stop == b.stop
         assert (a.committed, a.proposed, a.batch, a.plan_nodes) == (b.committed, b.proposed, b.batch, b.plan_nodes)
         assert a.finished == b.finished
         assert len(a.top_ids) == len(b.top_ids)
@@ -81,7 +84,7 @@ RETRIEVAL = [n for n in sorted(TABLE) if all(s.kind == "retrieval" and s.make fo
 @pytest.mark.parametrize("name", RETRIEVAL)
 def test_recipes_of_retrieval_repeat_the_engine(name: str, tmp_path: Path) -> None:
     engine = run(tiny(), get(name), tmp_path / "t", GREEDY, runs=[(60, 60), (60,)], batch=2)
-    report, again = replayed(engine, get(name))
+    report, again = replayed(engine, get(name), as_recorded=True)  # when drafting rests is a matter of seconds
     same_steps(engine.records, again, other=48)
     assert report.tau == engine.tau
 

@@ -11,18 +11,23 @@ import torch
 from hedgerow.core.tree import TokenTree
 from hedgerow.systems import mask
 from hedgerow.systems.attention import BLOCK, MIN_ROWS, Layout, Span, StepAttention, layout
+from hedgerow.systems.kv import KVStore
 from hedgerow.systems.kv_contiguous import ContiguousKV
-from tests.unit.models_kit import random_tree, scattered
+from hedgerow.systems.kv_paged import PAGE, PagedKV
+from tests.unit.models_kit import held, random_tree, scattered
 
 DIM, KV_HEADS, FOLD = 16, 2, 3
 HEADS = KV_HEADS * FOLD
 
 
-def store(dtype: torch.dtype = torch.float32, slots: int = 4, room: int = 900) -> ContiguousKV:
-    return ContiguousKV(1, KV_HEADS, DIM, slots, room, 128, dtype)
+def store(
+    dtype: torch.dtype = torch.float32, slots: int = 4, room: int = 900, kind: type = ContiguousKV
+) -> KVStore:
+    kv: KVStore = kind(1, KV_HEADS, DIM, slots, room, 128, dtype)
+    return kv
 
 
-def fill(kv: ContiguousKV, length: int, seed: int) -> int:
+def fill(kv: KVStore, length: int, seed: int) -> int:
     """A slot with `length` committed tokens of random keys and values."""
     slot = kv.acquire()
     source = torch.Generator().manual_seed(seed)
@@ -64,7 +69,7 @@ def test_equals_the_dense_reference(ordered: bool, prefixes: Sequence[int], rng:
         end = prefix + span.rows
         rows = slice(span.start, span.start + span.rows)
         seen = mask.boolean(span.ancestors, prefix)
-        want = dense(q[:, rows], kv.keys(0, span.slot, end), kv.values(0, span.slot, end), seen, 0.3)
+        want = dense(q[:, rows], *held(kv, span.slot, end), seen, 0.3)
         torch.testing.assert_close(out[rows].double(), want, atol=2e-6, rtol=1e-5)
     assert torch.equal(out[start:], torch.zeros_like(out[start:])), "padding rows come out as zeros"
 
@@ -124,6 +129,48 @@ def test_a_row_does_not_depend_on_the_other_rows(dtype: torch.dtype, prefix: int
         one.write(0, *keys)
         assert torch.equal(one.attend(0, other, 0.4)[0], whole[row]), f"row {row}, {depth} below the root"
         kv.commit(alone, [0])
+
+
+def scatter(kv: KVStore, length: int, seed: int) -> int:
+    """As `fill`, but another slot takes a page after each of this one's: no two follow one another."""
+    slot, other = kv.acquire(), kv.acquire()
+    keys = torch.randn(2, KV_HEADS, length, DIM, generator=torch.Generator().manual_seed(seed)).to(kv.dtype)
+    for begin in range(0, length, PAGE):
+        part = keys[:, :, begin : begin + PAGE]
+        for each in (slot, other):
+            kv.stage(each, part.shape[2])
+            kv.write(0, each, begin, *part)
+            kv.commit(each, range(part.shape[2]))
+    return slot
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("prefix", [0, 3, 120, 126, 128, 257, 600])
+def test_both_stores_give_the_same_bits(dtype: torch.dtype, prefix: int, ordered: bool) -> None:
+    """Trees across pages and blocks, keys in places of any order; the paged store's also on scattered pages."""
+    results = []
+    for kind, make in ((ContiguousKV, fill), (PagedKV, fill), (PagedKV, scatter)):
+        rng = np.random.default_rng(prefix)
+        kv = store(dtype, kind=kind)
+        slot = make(kv, prefix, 1)
+        if make is scatter and prefix > PAGE:
+            assert (np.diff(kv.table(slot)[0]) > 1).all()
+        source, outs = torch.Generator().manual_seed(7), []
+        for nodes in (0, 3, 40, 70):
+            tree, at = scattered(list(range(min(nodes, 3))), nodes + 1, rng, 9)
+            length, total = kv.length(slot), max(tree.rows, MIN_ROWS)
+            kv.stage(slot, tree.rows)
+            positions = tree.positions(length) if ordered else None
+            step = StepAttention(
+                kv, [Span(slot, 0, tree.rows, length, tree.mask, positions)], total, HEADS, ordered=ordered
+            )
+            step.write(0, *torch.randn(2, KV_HEADS, total, DIM, generator=source).to(dtype))
+            outs.append(step.attend(0, torch.randn(HEADS, total, DIM, generator=source).to(dtype), 0.3))
+            kv.commit(slot, [0, *at])
+        results.append([*outs, held(kv, slot, kv.length(slot))])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
 def test_groups_do_not_see_each_other(rng: np.random.Generator) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from hedgerow.core.errors import UsageError
 from hedgerow.core.tree import Selection, TokenTree
 from hedgerow.testing.law import Grown, Request, step_law, trees
-from hedgerow.verify import offline, selection, theory, transport
+from hedgerow.verify import luce, offline, selection, theory, transport
 from hedgerow.verify.joint import Block, Traversal, block_survival, token_survival
 from hedgerow.verify.match import Match
-from hedgerow.verify.onenode import acceptance, draft_group, output_law
+from hedgerow.verify.onenode import acceptance, draft_group, one_node, output_law
 from hedgerow.verify.rejection import Rejection, acceptance_several, acceptance_with, acceptance_without
 from tests.law.cases import GREEDY, HUB, IID, WITHOUT, P, Q
 
@@ -37,7 +38,28 @@ def test_four_ways_to_an_optimum(p: np.ndarray, q: np.ndarray, k: int) -> None:
     for how in (IID, WITHOUT):
         found = selection.global_resolution(p, q, k, how)
         best = offline.optimum_subsets(p, offline.drafted_sets(q, k, how))
-        assert best - 1e-7 < np.minimum(p, found.marginal).sum() < best + 1e-9
+        assert best - 1e-9 < np.minimum(p, found.marginal).sum() < best + 1e-9
+
+
+@pytest.mark.parametrize("how", [IID, WITHOUT])
+def test_a_choice_short_of_the_optimum_costs_acceptance_only(how: Selection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Global resolution judges by the exact marginal of the weights it was left with, converged or not."""
+    p, q = P(()), Q(())
+    best = one_node(selection.GlobalResolution(), p, q, 2, how).acceptance
+    monkeypatch.setattr(luce, "minimize", lambda loss, start, *rest, **options: SimpleNamespace(x=start))
+    monkeypatch.setattr(luce, "_NEWTON", 0)               # so θ stays 0: every draw is as likely to be chosen
+    short = one_node(selection.GlobalResolution(), p, q, 2, how)
+    assert np.abs(short.law - p).max() < 1e-12 and short.acceptance < best - 1e-3
+
+
+@pytest.mark.parametrize("how", [IID, WITHOUT])
+def test_newton_steps_end_where_rounding_does(how: Selection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for more than float64 holds, they stop at the first step that brings nothing, at the optimum."""
+    monkeypatch.setattr(luce, "_CONVERGED", 0.0)
+    monkeypatch.setattr(luce, "_NEWTON", 10**6)           # were they to go on, this would not come back
+    found = selection.global_resolution(P(()), Q(()), 2, how)
+    best = offline.optimum_subsets(P(()), offline.drafted_sets(Q(()), 2, how))
+    assert np.minimum(P(()), found.marginal).sum() == pytest.approx(best, abs=1e-12)
 
 
 @given(weights, weights, st.integers(1, 3))
@@ -92,7 +114,7 @@ def test_tuple_laws_sum_to_one() -> None:
     q = np.array([0.5, 0.0, 0.3, 0.2])
     for how in (IID, WITHOUT):
         for k in (1, 2, 3, 4):
-            law = selection.tuple_law(q, k, how)
+            law = luce.tuple_law(q, k, how)
             assert law.probability.sum() == pytest.approx(1.0, abs=1e-12)
             sets: dict[frozenset[int], float] = {}
             for tokens, weight in zip(law.tokens.tolist(), law.probability.tolist(), strict=True):
@@ -120,9 +142,9 @@ def test_the_joint_optimum_bounds_every_rule() -> None:
             request = Request(Grown.levels(*counts, selection=how), P, Q)
             best = offline.joint_optimum(trees(request), P)
             values = [step_law(rule, request).accepted[0] for rule in (Match(), Rejection(), Traversal())]
-            assert max(*values, offline.value_weighted(trees(request), P)) <= best + 1e-8
+            assert max(*values, offline.value_weighted(trees(request), P)) <= best + 1e-12
     chain = Request(Grown.levels(1, 1, selection=IID), P, Q)
-    assert offline.joint_optimum(trees(chain), P) == pytest.approx(step_law(Block(), chain).accepted[0], abs=1e-8)
+    assert offline.joint_optimum(trees(chain), P) == pytest.approx(step_law(Block(), chain).accepted[0], abs=1e-12)
 
 
 def test_fixed_trees_and_no_trees() -> None:

@@ -16,13 +16,15 @@ from hedgerow.core.rng import Purpose, Rng, Tape, enumerate_branches
 from hedgerow.core.select import pick
 from hedgerow.core.tree import ROOT, Selection, TokenTree
 from hedgerow.testing.law import Grown, Request, step_law
+from hedgerow.verify import offline
 from hedgerow.verify.joint import Block, Traversal
 from hedgerow.verify.lossy import Cactus, Margin, Relaxed, Thresholds, Typical
+from hedgerow.verify.luce import tuple_law
 from hedgerow.verify.match import Match
 from hedgerow.verify.onenode import draft_group, judge_group, one_node
-from hedgerow.verify.rejection import Rejection
+from hedgerow.verify.rejection import Rejection, acceptance_with
 from hedgerow.verify.residual import Proposal, Residual, spare, unit
-from hedgerow.verify.selection import Canonical, GlobalResolution, tuple_law
+from hedgerow.verify.selection import Canonical, GlobalResolution
 from hedgerow.verify.transport import GreedyPlusOne, KSeq, SpecHub, kseq, spechub
 from hedgerow.verify.walk import draws, no_rows
 
@@ -195,6 +197,42 @@ def test_a_bad_row_deeper_down_is_found_when_it_is_reached() -> None:
     for rule in (Match(), Rejection(), Traversal(), Block(), KSeq()):
         with pytest.raises(InvariantError, match="after node 0"):
             rule.verify(tree, rows.__getitem__, lambda node, source: np.array([0.5, 0.5]), Rng(0), 0)
+
+
+@pytest.mark.parametrize("scale", [1e-13, 1.0, 1e13])
+@pytest.mark.parametrize("tail", [1e-3, 1e-9, 2e-13])
+def test_drafts_that_put_almost_everything_on_one_token(tail: float, scale: float) -> None:
+    """What is left of such a row after its favourite is a law of its own, however little it weighs."""
+    p = np.array([0.1, 0.35, 0.3, 0.25])
+    q = np.array([1.0, 0.7 * tail, 0.2 * tail, 0.1 * tail]) * scale
+    for rule, how in EXACT:
+        k = 2 if how is HUB or rule.name == "canonical" else 3
+        assert np.abs(one_node(rule, p, q, k, how).law - p).max() < 1e-12, f"{rule.name} on {how.label}"
+
+
+def test_rows_of_two_vocabularies() -> None:
+    """A draft model padded to another size is refused in words, not broadcast; so is a token beyond the rows."""
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.5, 0.3, 0.2, 0.0])
+    for rule, how in EXACT:
+        if not rule.needs_q:
+            continue
+        tree = TokenTree.of([0], [-1], selection=how)
+        with pytest.raises(InvariantError, match="the target row has 3 entries, the draft row of source 0 4"):
+            rule.verify(tree, lambda node: p, lambda node, source: q, Rng(0), 0)
+        with pytest.raises(InvariantError, match="the last child token is 7; both rows must be over one vocabulary"):
+            rule.verify(TokenTree.of([7], [-1], selection=how), lambda v: p, lambda v, s: p, Rng(0), 0)
+
+
+@pytest.mark.parametrize("bad", [[0.0, 0.0], [np.nan, 1.0], [np.inf, 1.0], [-0.5, 1.5]])
+def test_oracles_refuse_what_is_no_law(bad: list[float]) -> None:
+    good, row = np.array([0.5, 0.5]), np.array(bad)
+    for oracle in (
+        lambda a, b: offline.optimum_iid(a, b, 2), lambda a, b: acceptance_with(a, b, 2), lambda a, b: kseq(a, b, 2),
+        spechub,
+    ):
+        for pair in ((good, row), (row, good)):
+            with pytest.raises(InvariantError, match="is no law"):
+                oracle(*pair)
 
 
 @pytest.mark.parametrize("rule", [Rejection(), Traversal(), Block()], ids=lambda r: r.name)

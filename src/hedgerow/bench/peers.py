@@ -1,11 +1,15 @@
-"""Plain decoding against transformers' `generate`: same model, dtype and threads, interleaved.
+"""Plain decoding against other engines: same model, dtype and threads, interleaved.
 
     python -m hedgerow.bench.peers --out docs/figures/plain.json
+    python -m hedgerow.bench.peers --peer vllm --python ENVIRONMENT/bin/python --out docs/figures/peers.json
+
+transformers' `generate` runs in this process; another engine in the environment it is installed in.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +22,7 @@ from rich.console import Console
 
 from hedgerow.bench.run import provenance
 from hedgerow.bench.workloads import load
+from hedgerow.core.errors import UnknownName, UsageError
 
 
 def main(
@@ -26,8 +31,58 @@ def main(
     new: Annotated[int, typer.Option(help="New tokens a run, both without stops.")] = 96,
     repetitions: Annotated[int, typer.Option(help="Interleaved pairs a prompt.")] = 5,
     threads: Annotated[int | None, typer.Option(help="CPU threads of both.")] = None,
+    peer: Annotated[str, typer.Option(help="transformers, vllm or openvino-genai.")] = "transformers",
+    python: Annotated[Path, typer.Option(help="The interpreter that has the peer.")] = Path(sys.executable),
+    peer_model: Annotated[Path | None, typer.Option(help="Its model, if not the directory ours is in.")] = None,
+    batches: Annotated[str, typer.Option(help="Requests at a time, against other engines.")] = "1,8,32",
+    quant: Annotated[str, typer.Option(help="Ours, as for `hedgerow generate`.")] = "none",
 ) -> None:
-    """Time both on the three demo prompts and write the ratio of tokens per second, ours over theirs."""
+    """Time both and write the ratio of tokens per second, ours over theirs.
+
+    Against transformers: the three demo prompts one by one. Against another engine: batches, prefill taken off.
+    """
+    if peer != "transformers":
+        _batches(out, model, new, repetitions, threads, peer, python, peer_model, batches, quant)
+    elif quant != "none":
+        raise UsageError(f"quant is {quant!r}; allowed against transformers: none")
+    else:
+        _one_by_one(out, model, new, repetitions, threads)
+
+
+def _batches(
+    out: Path, model: str, new: int, repetitions: int, threads: int | None, name: str, python: Path,
+    peer_model: Path | None, batches: str, quant: str,
+) -> None:
+    import torch
+
+    from hedgerow import api
+    from hedgerow.bench.engines import PEERS, against
+    from hedgerow.models.weights import resolve
+
+    if name not in PEERS:
+        raise UnknownName("peer", name, ["transformers", *PEERS])
+    sizes, console = [int(b) for b in batches.split(",")], Console(stderr=True)
+    session = api.load(
+        model, recipe="plain", quant=quant, threads=threads, max_batch=max(sizes), report=console.print
+    )
+    cores = torch.get_num_threads()
+    version, rows = against(
+        session, PEERS[name], python, peer_model or resolve(model), sizes, new, repetitions, cores
+    )
+    for row in rows:
+        console.print(f"batch {row['batch']}: ours {row['ours_tok_s']:.1f} tok/s, {name} {row['theirs_tok_s']:.1f}, "
+                      f"ratio {row['ratio']:.2f}, same tokens {row['same_tokens']:.2f}")
+    earlier = json.loads(out.read_text())["engines"] if out.exists() else {}
+    made = provenance("peers")
+    entry = {"provenance": made, "peer": name, "version": version, "new": new, "threads": cores, "rows": rows,
+             "repetitions": repetitions, "backend": session.target.info.backend}
+    engines = {**earlier, f"{name}; ours {session.target.info.dtype if quant == 'none' else quant}": entry}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"table": "peers", "provenance": made, "engines": engines}, indent=1) + "\n")
+    print(json.dumps({str(row["batch"]): row["ratio"] for row in rows}))
+
+
+def _one_by_one(out: Path, model: str, new: int, repetitions: int, threads: int | None) -> None:
     import torch
 
     from hedgerow import api

@@ -1,10 +1,12 @@
-"""What `bench.rules` and `bench.policies` measured, as Markdown tables."""
+"""What `bench.rules`, `policies`, `backends` and `peers` measured, as Markdown tables."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
+
+from hedgerow.bench.stream_table import stream_tables
 
 GAPS = {
     "root": "one node, given the real p and q after each context's root: the chance that a child is accepted",
@@ -63,6 +65,64 @@ def policies_tables(result: dict[str, Any]) -> str:
     return "\n".join(out)
 
 
+def backends_table(result: dict[str, Any]) -> str:
+    """Milliseconds of a step by every backend, then how exact each is and why some are missing."""
+    cells = {(c["backend"], c["context"], c["rows"]): c for c in result["cells"]}
+    at = list(dict.fromkeys((c["context"], c["rows"]) for c in result["cells"]))
+    heads = [f"{rows} rows, {context}" for context, rows in at]
+    out = [
+        f"Whole steps in ms by rows and context: medians of {result['repetitions']} interleaved runs, "
+        f"{result['threads']} threads, lowest and highest in brackets. *Error*: of the logits against float32, ‖·‖₂ "
+        "relative. *Same rows*: share of rows that are bit for bit the same in a step of fewer rows.", "",
+        "| backend | " + " | ".join(heads) + " | error | same rows |", "|---" * (len(heads) + 3) + "|",
+    ]
+    for name, good in result["quality"].items():
+        row = [cells[name, context, rows] for context, rows in at]
+        times = [f"{1e3 * c['median_s']:.1f} ({1e3 * c['min_s']:.1f}–{1e3 * c['max_s']:.1f})" for c in row]
+        same = min(good["rows_equal"].values(), default=1.0)
+        out.append(f"| {name} | " + " | ".join(times) + f" | {good['relative_error']:.4f} | {100 * same:.0f} % |")
+    out += [""] if result["missing"] else []
+    return "\n".join(out + [f"Not measured: {name}: {why}." for name, why in result["missing"].items()])
+
+
+def peers_table(result: dict[str, Any]) -> str:
+    """Tokens per second of plain decoding, ours and the other engine's, by batch."""
+    out = [
+        "Plain decoding, greedy, of the same prompts of about 100 tokens; prefill taken off; medians and ratios of "
+        "interleaved pairs, lowest and highest in brackets.", "",
+        "| the other engine | ours | batch | ours, tok/s | theirs, tok/s | ratio |", "|---|---|---|---|---|---|",
+    ]
+    for entry in result["engines"].values():
+        for r in entry["rows"]:
+            ratio = f"{r['ratio']:.2f} ({min(r['ratios']):.2f}–{max(r['ratios']):.2f})"
+            speeds = f"{r['ours_tok_s']:.1f} | {r['theirs_tok_s']:.1f}"
+            out.append(
+                f"| {entry['peer']} {entry['version']} | {entry['backend']} | {r['batch']} | {speeds} | {ratio} |"
+            )
+    return "\n".join(out)
+
+
+def steps_table(result: dict[str, Any]) -> str:
+    """Whole steps by rows and context next to their products and their attention."""
+    top = result["ceilings"]
+    out = [
+        f"Whole steps in ms: medians of {result['repetitions']}, sizes in turns, {result['threads']} threads, lowest "
+        "and highest in brackets. *Products*: all matrix products of the same steps, head included. *Keys read*: the "
+        f"time their keys and values take at the {top['read_bytes_s'] / 1e9:.0f} GB/s measured in the same run (bf16 "
+        f"products of PyTorch: {top['bf16_flop_s'] / 1e9:.0f} GFLOP/s).", "",
+        "| weights | context | rows | step | products | step / products | attention | keys read |", "|---" * 8 + "|",
+    ]
+    for quant, steps in result["quants"].items():
+        for s in steps:
+            step = f"{s['step_s'] * 1e3:.1f} ({s['step_s_low'] * 1e3:.1f}–{s['step_s_high'] * 1e3:.1f})"
+            out.append(
+                f"| {'bf16' if quant == 'none' else quant} | {s['context']} | {s['rows']} | {step} "
+                f"| {s['products_s'] * 1e3:.1f} | {s['step_to_products']:.2f} | {s['attention_s'] * 1e3:.1f} "
+                f"| {s['keys_bytes'] / top['read_bytes_s'] * 1e3:.1f} |"
+            )
+    return "\n".join(out)
+
+
 def _contexts(result: dict[str, Any]) -> str:
     used = Counter(c["prompt"].split()[0] for c in result["contexts"])
     greedy = sum(c["temperature"] == 0.0 for c in result["contexts"])
@@ -87,5 +147,9 @@ def _spread(cell: dict[str, Any] | None, digits: int) -> str:
     return f"{cell['mean']:.{digits}f} ({cell['low']:.{digits}f}–{cell['high']:.{digits}f})"
 
 
-MAKERS: dict[str, Callable[[dict[str, Any]], str]] = {"rules": rules_tables, "policies": policies_tables}
+MAKERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "stream": stream_tables,
+    "rules": rules_tables, "policies": policies_tables, "backends": backends_table, "peers": peers_table,
+    "steps": steps_table,
+}
 """Tables by the name of the benchmark that measured them."""

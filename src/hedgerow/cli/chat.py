@@ -36,6 +36,7 @@ def chat(
     min_p: o.MinP = 0.0,
     seed: o.Seed = 0,
     quant: o.Quant = "none",
+    stream: o.Stream = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -52,7 +53,9 @@ def chat(
     o.check_numbers(nodes, max_tokens, min_tokens, threads, profile)
     o.check_law(temperature, top_p, top_k, min_p)
     report = o.say(quiet)
-    session = o.open_session(model, recipe, drafter, nodes, quant, dtype, device, threads, no_compile, report)
+    session = o.open_session(
+        model, recipe, drafter, nodes, quant, dtype, device, threads, no_compile, report, stream=stream
+    )
     asked = {
         "max_tokens": max_tokens, "min_tokens": min_tokens, "temperature": temperature, "top_p": top_p, "top_k": top_k,
         "min_p": min_p, "seed": seed,

@@ -72,9 +72,9 @@ def examine() -> dict[str, Any]:
         "device": device,
         "compiler": {
             "path": compiler,
-            "effect": "found; a compiled backend can be built" if compiler else "none found: everything runs eager",
+            "effect": "found" if compiler else "none found: layers are not compiled",
         },
-        "backends": _try(lambda: _backends(device, compiler), []),
+        "backends": _try(lambda: _backends(device), []),
         "cache": _try(_cache, {"path": "unknown", "state": "unknown", "free_bytes": None}),
         "demo": _try(_demo, {"state": "unknown", "ready": False, "path": None}),
     }
@@ -119,23 +119,28 @@ def _device() -> dict[str, Any]:
     return {"name": f"cpu, {torch.get_num_threads()} threads ({why})", "cuda": False, "why_no_cuda": why}
 
 
-def _backends(device: dict[str, Any], compiler: str | None) -> list[dict[str, Any]]:
+def _backends(device: dict[str, Any]) -> list[dict[str, Any]]:
     """What a bf16 model would run on here: asked of the loader itself, with a model of one layer."""
     import torch
 
+    from hedgerow.models.weights import cache_dir
+    from hedgerow.systems.compiled import build
     from hedgerow.systems.linear import pack
 
     where = "cuda" if device["cuda"] else "cpu"
     packed = pack(torch.nn.Sequential(torch.nn.Linear(64, 32, dtype=torch.bfloat16, device=where)))
     slow = packed.why_not_faster
-    eager = "not in this version: layers run eager" if compiler else "no C++ compiler: layers run eager"
+    library, why = build(cache_dir() / "native") if where == "cpu" else (None, "compiled layers are for the CPU")
+    ready = library is not None
     found = [
-        ("attention: torch SDPA with a tree mask", True, "the reference; always there"),
-        ("matrix products: torch", bool(slow), "the reference" if slow else "packed weights are faster"),
-        ("matrix products: weights packed once", not slow, slow or packed.backend),
+        ("compiled layers", ready, why or "bf16 models of the kinds they know; others run on torch's operators"),
+        ("int8 weights", False, "when asked for: --quant int8" if ready else why),
+        ("attention: torch's operators with a tree mask", not ready, "the reference; always there"),
+        ("matrix products: torch", bool(slow) and not ready, "the reference" if slow else "packed weights are faster"),
+        ("matrix products: weights packed once", not ready and not slow, slow or "where layers are not compiled"),
+        ("weights streamed from disk", False, "when asked for: --stream MB"),
         ("cuda", device["cuda"], device["why_no_cuda"] or device["name"]),
-        ("compiled layers", False, eager),
-        ("int8 and int4 weights", False, "not in this version"),
+        ("int4 weights", False, "not in this version"),
     ]
     return [{"name": name, "active": active, "reason": reason} for name, active, reason in found]
 

@@ -38,6 +38,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="The prompt as it is, without the chat template.")] = False,
     quant: o.Quant = "none",
+    stream: o.Stream = None,
     dtype: o.Dtype = "auto",
     device: o.Device = "auto",
     threads: o.Threads = None,
@@ -68,7 +69,7 @@ def generate(
             closing.enter_context(redirect_stdout(sys.stderr))
         lines = closing.enter_context(_open(trace)) if trace else None
         session = o.open_session(
-            model, recipe, drafter, nodes, quant, dtype, device, threads, no_compile, report
+            model, recipe, drafter, nodes, quant, dtype, device, threads, no_compile, report, stream=stream
         )
         session.request(text, **asked)  # a bad request is refused before the first word is printed
         out = _silent if json and quiet else _writer(sys.stdout)

@@ -24,7 +24,11 @@ TopP = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest 
 TopK = Annotated[int, typer.Option("--top-k", help="Sample from this many likeliest tokens; 0: from all.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the top probability.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text, with any tree or none.")]
-Quant = Annotated[str, typer.Option("--quant", help="Quantise the target when it is loaded: `none` or a scheme.")]
+Quant = Annotated[str, typer.Option("--quant", help="Quantise the target when it is loaded: `none` or `int8`.")]
+Stream = Annotated[
+    int | None,
+    typer.Option("--stream", metavar="MB", help="Leave weights on disk; they pass through memory, so many MB at once."),
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="`auto`, `bf16` or `fp32`.")]
 Device = Annotated[str, typer.Option("--device", help="`auto`, `cpu`, `cuda` or `cuda:N`.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; the library's own choice when not given.")]
@@ -65,12 +69,19 @@ def check_law(temperature: float, top_p: float, top_k: int, min_p: float) -> Non
 
 def open_session(
     model: str, recipe: str, drafter: str | None, nodes: str, quant: str, dtype: str, device: str, threads: int | None,
-    no_compile: bool, report: Callable[[str], None], max_batch: int = 1,
+    no_compile: bool, report: Callable[[str], None], max_batch: int = 1, stream: int | None = None,
 ) -> Session:
-    """Load the model under the recipe; what the load says goes to `report`."""
+    """Load the model under the recipe; what the load says goes to `report`. `stream`: megabytes of weights at once.
+
+    Raises: UsageError for a window of less than 1 MB.
+    """
     from hedgerow import api
+
+    if stream is not None and stream < 1:
+        raise UsageError(f"--stream is {stream}; at least 1 (MB) is needed")
 
     return api.load(
         model, recipe=recipe, drafter=drafter, nodes=nodes, quant=quant, dtype=dtype, device=device, threads=threads,
-        compile=not no_compile, max_batch=max_batch, report=report,
+        compile=not no_compile, max_batch=max_batch, stream_bytes=None if stream is None else stream * 1_000_000,
+        report=report,
     )

@@ -77,6 +77,10 @@ class View:
 
 # ---------------------------------------------------------------------------------------------- drafting
 
+Worth = Callable[[float, int, float], bool]
+"""Whether `cut` may keep a node of this survival, or a later one, behind so many nodes with this Σ survival."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """The controller's caps for one request and step, set before drafting; `nodes=0` means: do not even draft."""
@@ -88,6 +92,7 @@ class Plan:
     template: TreeShape | None = None
     probe: bool = False                   # drafted to learn, not to gain
     reason: str = ""                      # why nothing is drafted, for the user
+    worth: Worth | None = None            # a policy that adds nodes in order of survival may end where it is false
 
 
 @dataclass(frozen=True)
@@ -126,6 +131,9 @@ class Children:
 
     def split(self, sizes: Iterable[int]) -> list[Children]:
         """The same answers per request, where request r asked for `sizes[r]` frontier nodes."""
+        sizes = list(sizes)
+        if len(sizes) == 1:
+            return [self]
         out, f, c = [], 0, 0
         for size in sizes:
             count = self.count[f : f + size]
@@ -319,6 +327,12 @@ class Target(Protocol):
     def acquire(self) -> int:
         """A free slot. Raises CapacityError when there is none."""
 
+    def reuse(self, slot: int, tokens: Sequence[int], needs: Needs, tenant: str = "") -> int:
+        """Let an empty slot begin with what a tenant's earlier requests left of `tokens`: how many, never all.
+
+        `collect` then begins the features of the slot's prefill with theirs.
+        """
+
     def submit(self, groups: Sequence[RowGroup], needs: Needs) -> Ticket:
         """Start the one call of a step. A slot's rows are pending until `commit`."""
 
@@ -428,6 +442,7 @@ class Observation:
     step_s: float                         # the target call, whole batch
     rows: int                             # rows of the target call, whole batch
     batch: int
+    draft_s: float = 0.0                  # drafting, whole batch
 
 
 class Controller(Protocol):

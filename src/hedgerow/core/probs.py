@@ -20,6 +20,28 @@ if TYPE_CHECKING:
 _HEAD = 1024  # ids sorted at first for top-p: a whole-vocabulary sort costs more than the step it serves
 
 
+class OneHot(np.ndarray):
+    """A law with all its mass on one token, which `token` names: whoever draws from it need not search the row.
+
+    The row is read-only. Arrays made from it are like any other: their `token` is None.
+
+    >>> row = OneHot.of(1, 3)
+    >>> row.tolist(), row.token, row[:2].token, (2 * row).token
+    ([0.0, 1.0, 0.0], 1, None, None)
+    """
+
+    token: int | None = None
+
+    @classmethod
+    def of(cls, token: int, vocab: int) -> OneHot:
+        """All mass on `token` of `vocab` tokens."""
+        row = np.zeros(vocab, np.float64).view(cls)
+        row[token] = 1.0
+        row.token = token
+        row.flags.writeable = False
+        return row
+
+
 def law(logits: Float[np.ndarray, " vocab"], sampling: Sampling) -> Float[np.ndarray, " vocab"]:
     """The law of the next token: softmax(logits / temperature), filtered and renormalised.
 

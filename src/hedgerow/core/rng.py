@@ -108,6 +108,9 @@ class Rng:
         self, w: Float[np.ndarray, " vocab"], position: int, purpose: Purpose = Purpose.TARGET, index: int = 0
     ) -> int:
         """The winner of the race: argmin E_x / w_x over the support, ties to the lowest id."""
+        only: int | None = getattr(w, "token", None)        # of a `probs.OneHot`
+        if only is not None:
+            return only
         support = np.flatnonzero(w > 0)
         if len(support) <= 1:
             return int(support[0]) if len(support) else _no_mass(w)

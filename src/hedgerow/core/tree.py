@@ -66,8 +66,7 @@ class TokenTree:
     keep: Bool[np.ndarray, " nodes"]
 
     def __post_init__(self) -> None:
-        n = len(self.tokens)
-        if any(len(a) != n for a in self._arrays()):
+        if len({len(a) for a in self._arrays()}) != 1:
             raise InvariantError(f"tree arrays differ in length: {[len(a) for a in self._arrays()]}")
         for i, p in enumerate(self.parent.tolist()):
             if not ROOT <= p < i:
@@ -121,11 +120,10 @@ class TokenTree:
     @cached_property
     def depth(self) -> Int[np.ndarray, " nodes"]:
         """Edges from the root to each node; a child of the root has depth 1."""
-        depth = np.ones(self.nodes, np.int64)
-        for i, p in enumerate(self.parent.tolist()):
-            if p >= 0:
-                depth[i] = depth[p] + 1
-        return depth
+        depth: list[int] = []
+        for p in self.parent.tolist():
+            depth.append(depth[p] + 1 if p >= 0 else 1)
+        return np.array(depth, np.int64)
 
     @property
     def max_depth(self) -> int:
@@ -169,7 +167,9 @@ class TokenTree:
 
     def positions(self, root: int) -> Int[np.ndarray, " rows"]:
         """Absolute position of every row when the root stands at `root`: siblings share one (root + depth)."""
-        return np.concatenate([[root], root + self.depth]).astype(np.int64)
+        out = np.full(self.rows, root, np.int64)
+        out[1:] += self.depth
+        return out
 
     def path(self, node: int) -> tuple[int, ...]:
         """Nodes from the root (excluded) to `node` (included); empty for the root."""
@@ -195,6 +195,8 @@ class TokenTree:
             return self
         arrays = [a[: max(n, 0)] for a in self._arrays()]
         lost = np.flatnonzero(self.selection == Selection.GREEDY_PLUS_ONE)
+        if not len(lost):
+            return TokenTree(*arrays)
         broken = {(int(self.parent[i]), int(self.source[i])) for i in lost[lost >= n]}
         if broken:
             arrays[3] = arrays[3].copy()

@@ -53,6 +53,7 @@ class Prices:
 
     target: Target
     seconds: dict[int, float] = field(default_factory=dict)
+    _ratios: dict[int, float] = field(default_factory=dict)  # asked for at every step
 
     def pricer(self, usual: int) -> Callable[..., float]:
         """`ratio` as a controller takes it: of so many rows, or of the usual number where none is given."""
@@ -69,14 +70,19 @@ class Prices:
         """
         if rows <= 1:
             return 1.0
+        if (known := self._ratios.get(rows)) is not None:
+            return known
         if not self.seconds or max(self.seconds) < rows:
-            known = max([4, *self.seconds])
+            largest = max([4, *self.seconds])
             sizes = [1]
             while sizes[-1] < rows or len(sizes) == 1:
-                sizes.append(max(known, 4) if len(sizes) == 1 else 2 * sizes[-1])
+                sizes.append(largest if len(sizes) == 1 else 2 * sizes[-1])
             try:
                 self.seconds |= step_seconds(self.target, sizes)
             except CapacityError:
                 return 1.0
+            self._ratios.clear()
         sizes = sorted(self.seconds)
-        return max(1.0, float(np.interp(rows, sizes, [self.seconds[n] for n in sizes])) / self.seconds[1])
+        ratio = max(1.0, float(np.interp(rows, sizes, [self.seconds[n] for n in sizes])) / self.seconds[1])
+        self._ratios[rows] = ratio
+        return ratio

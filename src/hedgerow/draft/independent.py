@@ -54,8 +54,9 @@ class LMDrafter:
         self._state: dict[int, _State] = {}
 
     def begin(self, slot: int, tokens: Sequence[int], feats: Feats, tenant: str = "") -> None:
-        """Nothing runs yet: the whole prompt is lag."""
-        self._state[slot] = _State(self.runner.kv.acquire(), list(tokens))
+        """Nothing runs yet: all of the prompt that no earlier request left in the cache is lag."""
+        state = self._state[slot] = _State(self.runner.kv.acquire(), list(tokens))
+        self.runner.kv.reuse(state.slot, tokens, tenant)
 
     def children(self, asks: Sequence[Ask]) -> Children:
         """One forward pass for the frontiers of all requests (and one before it for those that lag far behind)."""

@@ -38,7 +38,7 @@ from hedgerow.core.parts import (
     Verdict,
     View,
 )
-from hedgerow.core.probs import entropy, log_law
+from hedgerow.core.probs import OneHot, entropy, log_law
 from hedgerow.core.record import StepRecord
 from hedgerow.core.tree import TokenTree
 from hedgerow.engine.lockstep import lockstep
@@ -110,7 +110,7 @@ class Loop:
         self.controller.observe([
             Observation(
                 v.request, plan, tree, verdict, n, running.finish.reason is not None, called - drafted,
-                packed.rows, len(batch),
+                packed.rows, len(batch), drafted - start,
             )
             for v, plan, tree, verdict, n, running in zip(
                 packed.views, packed.plans, packed.trees, verdicts, kept, batch, strict=True
@@ -125,19 +125,21 @@ class Loop:
                 self.trace(record(packed, i, verdicts[i], kept[i], running, rows, spent))
 
     def prefill(self, running: Running) -> None:
-        """Run the prompt, draw the first token and start the drafters. Mutates every part and the request."""
+        """Run what is new of a prompt, draw the first token, start the drafters. Mutates every part and the request."""
         start = self.clock()
         prompt, slot = running.request.prompt, running.slot
         n = len(prompt)
-        group = RowGroup("prefill", slot, np.array(prompt), np.arange(n), np.empty((n, 0), np.bool_))
+        running.cached = cached = self.target.reuse(slot, prompt, self.needs, running.request.tenant)
+        new = n - cached
+        group = RowGroup("prefill", slot, np.array(prompt[cached:]), np.arange(cached, n), np.empty((new, 0), np.bool_))
         rows, feats = self.target.collect(self.target.submit([group], self.needs))
-        p = running.process(rows.logits(0, n - 1), 0)
+        p = running.process(rows.logits(0, new - 1), 0)
         token = running.rng.at(n - 1).categorical(p, n)
-        self.target.commit(slot, range(n))
+        self.target.commit(slot, range(new))
         if running.request.logprobs:
-            running.logprobs.append(float(log_law(rows.logits(0, n - 1))[token]))
+            running.logprobs.append(float(log_law(rows.logits(0, new - 1))[token]))
         running.finish.take([token])
-        running.entropy = self._entropy(rows, 0, n - 1)
+        running.entropy = self._entropy(rows, 0, new - 1)
         running.prompt_feats = feats[0] if self.trace else None
         for drafter in self.drafters:
             running.begun += 1
@@ -154,14 +156,15 @@ class Loop:
     def _target_law(self, rows: TargetRows, group: int, tree: TokenTree, running: Running) -> Callable[[int], Row]:
         """p(node): the request's processed law after a node; a greedy row never leaves the device."""
         vocab, completed = self.target.info.vocab, running.completed
+        best: list[int] = []
 
         def p(node: int) -> Row:
             at = completed + (int(tree.depth[node]) if node >= 0 else 0)
             if not running.process.plain_greedy(at):
                 return running.process(rows.logits(group, node + 1), at)
-            law = np.zeros(vocab, np.float64)
-            law[rows.argmax(group)[node + 1]] = 1.0
-            return law
+            if not best:
+                best.extend(rows.argmax(group).tolist())
+            return OneHot.of(best[node + 1], vocab)
 
         return p
 

@@ -59,6 +59,7 @@ class Running:
     entropy: float | None = None
     prompt_feats: Feats | None = None                     # kept for the first trace record only
     logprobs: list[float] = field(default_factory=list)
+    cached: int = 0                                       # prompt tokens that earlier requests had left
     steps: int = 0
     proposed: int = 0
     drafted: int = 0

@@ -18,9 +18,11 @@ from transformers.cache_utils import Cache
 
 from hedgerow.core.errors import ModelError
 from hedgerow.models.convert import first_line, quiet, read_config
+from hedgerow.models.native import NativeNet
 from hedgerow.models.runner import NetOut, Network
 from hedgerow.models.serve import probe, refusal
 from hedgerow.systems.attention import StepAttention
+from hedgerow.systems.stream import Streamed
 
 ATTENTION = "hedgerow"
 _UNSERVED = {                             # keywords of an attention call that change its formula
@@ -85,7 +87,9 @@ def register() -> None:
 
 
 class HFNet(Network):
-    """A transformers causal language model as a `Network`."""
+    """A transformers causal language model as a `Network`; `streamed`: how its weights are, None if they are loaded."""
+
+    streamed: Streamed | None = None
 
     def __init__(self, model: Any) -> None:
         config = model.config
@@ -118,8 +122,16 @@ class HFNet(Network):
         )
 
 
-def load(path: Path, name: str, dtype: torch.dtype, device: str, prepare: Callable[[Any], None]) -> HFNet:
-    """A model directory as a network; `prepare` may replace modules after loading.
+def load(
+    path: Path, name: str, dtype: torch.dtype, device: str, prepare: Callable[[Any], None],
+    build: Callable[[Path, Any, torch.dtype, str], Any] | None = None,
+    fast: Callable[[Any], NativeNet | None] = lambda model: None, told: Callable[[str], None] = lambda reason: None,
+) -> HFNet | NativeNet:
+    """A model directory as a network.
+
+    `build(path, config, dtype, device)` makes the model; None: transformers loads it whole. `fast(model)` may offer a
+    compiled network for it, which is taken if it passes the self-test; `told` hears why not. Otherwise `prepare` may
+    replace modules of the model, and it runs itself.
 
     Raises: ModelError, naming the model and the reason, when it cannot be loaded or served.
     """
@@ -127,24 +139,33 @@ def load(path: Path, name: str, dtype: torch.dtype, device: str, prepare: Callab
     try:
         if reason := refusal(config):
             raise ModelError(reason)
-        model = _pretrained(path, config, dtype, device)
+        model = (build or _pretrained)(path, config, dtype, device)
+        if (compiled := fast(model)) is not None:
+            if not (reason := _tested(compiled)):
+                compiled.let_go()
+                return compiled
+            told(f"the compiled layers do not fit this model: {reason}")
         prepare(model)
         net = HFNet(model)
-        try:
-            reason = probe(net)
-        except ModelError:
-            raise
-        except Exception as e:  # noqa: BLE001 - a model that cannot run our way may fail in any way
-            reason = f"its layers do not run on our attention and cache ({first_line(e)})"
-        if reason:
+        if reason := _tested(net):
             raise ModelError(reason)
     except ModelError as e:
         raise ModelError(f"model {name} ({config.model_type}) cannot be served: {e}") from None
     return net
 
 
-def _pretrained(path: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
-    """The model itself, on the device, with our attention."""
+def _tested(net: HFNet | NativeNet) -> str:
+    """What `serve.probe` says of a network. Raises ModelError where it does not run at all."""
+    try:
+        return probe(net)
+    except ModelError:
+        raise
+    except Exception as e:  # noqa: BLE001 - a model that cannot run our way may fail in any way
+        return f"its layers do not run on our attention and cache ({first_line(e)})"
+
+
+def class_of(config: Any) -> Any:
+    """The class of a model's configuration. Raises ModelError when models of this class cannot run our way."""
     from transformers import AutoModelForCausalLM
 
     cls: Any = AutoModelForCausalLM._model_mapping.get(type(config), None)
@@ -155,6 +176,12 @@ def _pretrained(path: Path, config: Any, dtype: torch.dtype, device: str) -> Any
         raise ModelError("it keeps recurrent state, which cannot yet be rolled back along a tree")
     if not cls._supports_attention_backend:
         raise ModelError("its attention cannot be replaced")
+    return cls
+
+
+def _pretrained(path: Path, config: Any, dtype: torch.dtype, device: str) -> Any:
+    """The model itself, on the device, with our attention."""
+    cls = class_of(config)
     register()
     try:
         with quiet():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from hedgerow.core.errors import CapacityError, InvariantError
 from hedgerow.core.parts import Feats, Needs, RowGroup
 from hedgerow.systems import mask
 from hedgerow.systems.attention import MIN_ROWS, Span, StepAttention, Workspace
-from hedgerow.systems.kv_contiguous import ContiguousKV
+from hedgerow.systems.kv import Kind, KVStore, open_store
 from hedgerow.systems.rank import top_k
 
 
@@ -28,10 +29,14 @@ class NetOut(NamedTuple):
     logits: Float[torch.Tensor, "kept vocab"]
     taps: Float[torch.Tensor, "taps rows hidden"] | None
     last_hidden: Float[torch.Tensor, "rows hidden"] | None
+    ranks: Float[torch.Tensor, "kept ranks"] | None = None  # as `_Pass.ranks`, from networks that rank themselves
 
 
 class Network:
-    """A decoder whose attention is ours: what a runner needs to know of it, and its forward pass."""
+    """A decoder whose attention is ours: what a runner needs to know of it, and its forward pass.
+
+    A network implements `forward`, over torch's operators and `StepAttention`, or `run` as a whole.
+    """
 
     vocab: int
     layers: int
@@ -47,6 +52,38 @@ class Network:
     ) -> NetOut:
         """All rows through all layers; logits of rows `keep` (None: all). Taps are indices of hidden states."""
         raise NotImplementedError
+
+    @property
+    def tolerance(self) -> float:
+        """How far rounding may take its logits from the model's own, in units of their spread (root mean square)."""
+        return 0.25 if self.dtype == torch.bfloat16 else 0.005
+
+    @cached_property
+    def workspace(self) -> Workspace:
+        """Memory of the reference attention, kept from step to step."""
+        return Workspace()
+
+    def run(
+        self, kv: KVStore, tokens: Int[np.ndarray, " rows"], positions: Int[np.ndarray, " rows"], spans: Sequence[Span],
+        keep: Sequence[int], needs: Needs,
+    ) -> NetOut:
+        """One pass over the packed rows of `spans`; their keys and values are written to `kv`. Logits of rows `keep`.
+
+        The reference path never runs fewer than `MIN_ROWS` rows: below, matrix products take another way.
+        """
+        rows = len(tokens)
+        total = max(rows, MIN_ROWS)
+        if total > rows:
+            blank = np.zeros(total - rows, np.int64)
+            tokens, positions = np.concatenate([tokens, blank]), np.concatenate([positions, blank])
+        kept = None if len(keep) == total else torch.tensor(list(keep), dtype=torch.int64, device=self.device)
+        few = kept is not None and total <= MIN_ROWS  # too few to be worth leaving any out of the head
+        out = self.forward(
+            torch.from_numpy(tokens).to(self.device), torch.from_numpy(positions).to(self.device),
+            StepAttention(kv, spans, total, self.heads, self.workspace), None if few else kept,
+            needs.taps, needs.last_hidden,
+        )
+        return out._replace(logits=out.logits[kept]) if few else out
 
 
 class _Piece(NamedTuple):
@@ -133,14 +170,16 @@ class Runner:
     """A network with the state of its requests.
 
     `chunk`: most prefill rows in one pass, which bounds memory at any prompt length. Chunks of a prompt begin at
-    multiples of it whatever else runs in the pass, so that a prompt's keys do not depend on its company.
+    multiples of it whatever else runs in the pass, so that a prompt's keys do not depend on its company. `kv`: the
+    store; only a paged one can re-use what earlier requests left.
     """
 
-    def __init__(self, net: Network, slots: int, max_len: int, max_rows: int = 512, chunk: int = 256) -> None:
+    def __init__(
+        self, net: Network, slots: int, max_len: int, max_rows: int = 512, chunk: int = 256, kv: Kind = "paged"
+    ) -> None:
         self.net, self.chunk = net, chunk
-        self._workspace = Workspace()
-        self.kv = ContiguousKV(
-            net.layers, net.kv_heads, net.head_dim, slots, max_len, max_rows, net.dtype, net.device
+        self.kv = open_store(
+            kv, net.layers, net.kv_heads, net.head_dim, slots, max_len, max_rows, net.dtype, net.device
         )
 
     @torch.inference_mode()
@@ -176,7 +215,7 @@ class Runner:
         whole = self.kv.length(g.slot) + rows
         if g.kind == "prefill" and whole > self.kv.max_len:
             raise CapacityError(f"a prompt of {whole} tokens does not fit the context of {self.kv.max_len}")
-        self.kv.stage(g.slot, rows)
+        self.kv.stage(g.slot, rows, g.tokens.tolist())
 
     def _passes(self, groups: Sequence[RowGroup]) -> Iterator[list[_Piece]]:
         """Trees in the first pass, whole; prefill chunks as they fit, in order."""
@@ -216,20 +255,11 @@ class Runner:
             hold.extend(range(len(keep) + held - ranked, len(keep) + p.end - ranked))
             keep.extend(range(start + ranked - p.begin, start + p.end - p.begin))
             start += rows
-        total = max(start, MIN_ROWS)
-        if total > start:
-            tokens.append(np.zeros(total - start, np.int64))
-            positions.append(np.zeros(total - start, np.int64))
-        device, needs = self.net.device, ran.needs
-        rows_kept = None if len(keep) == total else torch.tensor(keep, dtype=torch.int64, device=device)
-        few = rows_kept is not None and total <= MIN_ROWS  # too few to be worth leaving any out of the head
-        out = self.net.forward(
-            torch.from_numpy(np.concatenate(tokens)).to(device), torch.from_numpy(np.concatenate(positions)).to(device),
-            StepAttention(self.kv, spans, total, self.net.heads, self._workspace), None if few else rows_kept,
-            needs.taps, needs.last_hidden,
-        )
-        logits = (out.logits[rows_kept] if few else out.logits).float()
-        ran.passes.append(_Pass(logits if len(hold) == len(keep) else logits[hold], self._ranks(logits, needs.top_k)))
+        needs = ran.needs
+        out = self.net.run(self.kv, np.concatenate(tokens), np.concatenate(positions), spans, keep, needs)
+        logits = out.logits.float()
+        ranks = self._ranks(logits, needs.top_k) if out.ranks is None else out.ranks
+        ran.passes.append(_Pass(logits if len(hold) == len(keep) else logits[hold], ranks))
         for p, span in zip(pieces, spans, strict=True):
             rows_of = slice(span.start, span.start + span.rows)
             if out.taps is not None:

@@ -78,7 +78,7 @@ def probe(net: Any) -> str:
         alone = net.model(input_ids=whole, use_cache=False).logits.float()
     finally:
         net.model.set_attn_implementation(name)
-    limit = 0.25 if net.dtype == torch.bfloat16 else 0.005
+    limit = net.tolerance
     for i, path in enumerate(paths):
         for depth, node in enumerate((-1, *path)):
             off = far(ours[node + 1], alone[i, start + depth])

@@ -9,9 +9,10 @@ from torch import nn
 
 from hedgerow.core.errors import ModelError, UsageError
 from hedgerow.models.hf import HFNet
+from hedgerow.models.native import NativeNet
 
 
-def first_layers(net: HFNet, layers: int) -> HFNet:
+def first_layers(net: HFNet | NativeNet, layers: int) -> HFNet | NativeNet:
     """A network of the first `layers` layers with the same embedding, final norm and head; no weight is copied.
 
     Raises: UsageError for a number of layers the model does not have; ModelError if its layers are not found.
@@ -20,6 +21,8 @@ def first_layers(net: HFNet, layers: int) -> HFNet:
     """
     if not 1 <= layers <= net.layers:
         raise UsageError(f"{layers} layers were asked for; the model has {net.layers}, allowed: 1 to {net.layers}")
+    if isinstance(net, NativeNet):
+        return net.first(layers)
     prefix = net.model.base_model_prefix
     base = _shallow(getattr(net.model, prefix))
     if not isinstance(getattr(base, "layers", None), nn.ModuleList):

@@ -149,6 +149,7 @@ def search(
     nodes, depth, width = plan.nodes, plan.depth, plan.width
     wide = width >= nodes
     kept: list[tuple[float, int, int]] = []
+    end = 0
     while frontier and rounds > 0 and depth > 0:
         rounds -= 1
         children = yield from expand(frontier)
@@ -159,16 +160,41 @@ def search(
         if wide:
             del pool[nodes:]                            # never among the best again
         kept = _kept(growth, pool, nodes, width, stop)
-        frontier = [v for _, d, v in kept if v not in expanded and d < depth][:batch]
+        frontier, end = _next(plan, kept, expanded, batch)
+    del kept[max(end, 1) :]
     survival = [math.exp(-minus) for minus, _, _ in kept]
     n = stop.cut(survival)
     return [v for _, _, v in kept[:n]], survival[:n]
+
+
+def _next(
+    plan: Plan, kept: list[tuple[float, int, int]], expanded: set[int], batch: int
+) -> tuple[list[int], int]:
+    """The best nodes not yet expanded, at most `batch`, and how many stand before the first no cut will keep.
+
+    What stands before the first that is not expanded is final: its children can only come behind it.
+    """
+    out: list[int] = []
+    total = 0.0
+    for count, (minus, d, v) in enumerate(kept):
+        s = math.exp(-minus)
+        if v not in expanded:
+            if len(out) == batch:
+                break
+            if plan.worth is not None and not plan.worth(s, count, total):
+                return out, count
+            if d < plan.depth:
+                out.append(v)
+        total += s
+    return out, len(kept)
 
 
 def _kept(
     growth: Growth, pool: list[tuple[float, int, int]], nodes: int, width: int, stop: Stop
 ) -> list[tuple[float, int, int]]:
     """The longest admitted head of a sorted pool, at most `width` nodes a depth, orphans passed over."""
+    if width >= nodes and isinstance(stop, Budget):
+        return pool[: min(nodes, stop.nodes)]           # a parent stands before its children
     parent = growth.parent
     out: list[tuple[float, int, int]] = []
     inside = {ROOT}

@@ -84,6 +84,10 @@ class TimedTarget:
         """The inner target's."""
         return self.inner.acquire()
 
+    def reuse(self, slot: int, tokens: Sequence[int], needs: Needs, tenant: str = "") -> int:
+        """The inner target's."""
+        return self.inner.reuse(slot, tokens, needs, tenant)
+
     def submit(self, groups: Sequence[RowGroup], needs: Needs) -> Ticket:
         """Pass the call on and move the clock. Mutates the clock."""
         cost = self.clock.cost

@@ -169,6 +169,10 @@ class RankTarget:
             raise CapacityError("all slots of the simulated target are taken; use a smaller batch")
         return self._free.popleft()
 
+    def reuse(self, slot: int, tokens: Sequence[int], needs: Needs, tenant: str = "") -> int:
+        """0: rows cost nothing here."""
+        return 0
+
     def submit(self, groups: Sequence[RowGroup], needs: Needs) -> RankRows:
         """All rows at once."""
         return RankRows(self.logs, groups)

@@ -49,8 +49,9 @@ class Recording:
 
     `text` is the prompt and everything the rule decided, also what a stop cut off; `end` counts the completion tokens
     that were kept. `on_path[i]` is the row after text[: i + 1]; `off_path[i, tokens]` the row after text[: i + 1] and
-    drafted `tokens`, the first of which is not the text's. `plans[i]` and `sizes[i]` are the nodes of the plan and of
-    the cut tree in the step whose root stood at position i. `wave` tells apart requests that never ran together.
+    drafted `tokens`, the first of which is not the text's. `plans[i]`, `grown[i]` and `sizes[i]` are the nodes of the
+    plan, of the tree and of the cut tree in the step whose root stood at position i. `wave` tells apart requests that
+    never ran together.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Recording:
     off_path: dict[tuple[int, tuple[int, ...]], Known] = field(default_factory=dict)
     plans: dict[int, int] = field(default_factory=dict)
     sizes: dict[int, int] = field(default_factory=dict)
+    grown: dict[int, int] = field(default_factory=dict)
 
     def place(self, position: int, path: Sequence[int]) -> tuple[int, tuple[int, ...]]:
         """Where `path`, drafted behind the root at `position`, leaves the text: (last shared position, the rest)."""
@@ -221,6 +223,7 @@ def _extend(recording: Recording, r: StepRecord, where: str) -> None:
     tokens, parent = r.tree["tokens"], r.tree["parent"]
     recording.plans[r.position] = r.plan_nodes
     recording.sizes[r.position] = len(r.tree["tokens"])
+    recording.grown[r.position] = r.proposed
     recording.text[r.position + 1 :] = [*(tokens[i] for i in r.path), r.token]
     recording.end += r.committed
     recording.batch = max(recording.batch, r.batch)

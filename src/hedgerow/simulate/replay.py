@@ -83,6 +83,10 @@ class ReplayTarget:
             raise CapacityError(f"all {len(self._bound)} slots of the simulated target are taken; use a smaller batch")
         return self._free.popleft()
 
+    def reuse(self, slot: int, tokens: Sequence[int], needs: Needs, tenant: str = "") -> int:
+        """0: rows cost nothing here."""
+        return 0
+
     def bind(self, slot: int, recording: Recording) -> None:
         """Say whose rows a slot's are."""
         self._bound[slot] = recording

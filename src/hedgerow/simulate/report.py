@@ -210,11 +210,17 @@ class AsRecorded:
     def plan(self, batch: Sequence[View]) -> list[Plan]:
         """The recorded number of nodes, or the inner controller's plan."""
         own = self.inner.plan(batch)
-        then = [self.target.recording(view.slot).plans.get(view.position) for view in batch]
-        return [
-            plan if nodes in (None, plan.nodes) else Plan(nodes or 0, reason="" if nodes else "rested when recorded")
-            for plan, nodes in zip(own, then, strict=True)
-        ]
+        return [self._as_then(plan, view) for plan, view in zip(own, batch, strict=True)]
+
+    def _as_then(self, plan: Plan, view: View) -> Plan:
+        recording = self.target.recording(view.slot)
+        nodes, grown = recording.plans.get(view.position), recording.grown.get(view.position, 0)
+        if nodes is None:
+            return plan
+        if not nodes:
+            return Plan(0, reason=plan.reason or "rested when recorded")
+        kept = replace(plan, nodes=nodes, reason="") if plan.nodes else Plan(nodes)
+        return replace(kept, worth=None if grown >= nodes else lambda survival, count, total: count < grown)
 
     def cut(self, trees: Sequence[TokenTree], batch: Sequence[View]) -> list[int]:
         """The recorded number of nodes, or the inner controller's cut."""

@@ -31,7 +31,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 
 from hedgerow.systems import mask
-from hedgerow.systems.kv_contiguous import ContiguousKV
+from hedgerow.systems.kv import KVStore, Reader
+from hedgerow.systems.slots import Places
 
 MIN_ROWS = 4
 BLOCK = 128
@@ -102,10 +103,9 @@ class _Group:
     rows: int
     padded: int
     layout: Layout
-    order: torch.Tensor | None
     bias: torch.Tensor                    # [1, fold * padded, kv_len], 0 or −inf
-    new: tuple[torch.Tensor, ...]         # where the rows' own keys and values go, two a layer
-    seen: tuple[torch.Tensor, ...]        # all keys and values the group reads, two a layer
+    new: list[Places]                     # where the rows' own keys and values go
+    seen: Reader                          # all keys and values the group reads, as laid out
 
 
 class Workspace:
@@ -131,7 +131,8 @@ class StepAttention:
 
     `total` packed rows, of which the spans cover the first ones; rows beyond them are padding and come out as zeros.
 
-    >>> kv = ContiguousKV(layers=1, kv_heads=1, head_dim=2, slots=1, max_len=8, max_rows=8)
+    >>> from hedgerow.systems.kv_paged import PagedKV
+    >>> kv = PagedKV(layers=1, kv_heads=1, head_dim=2, slots=1, max_len=8, max_rows=8)
     >>> slot = kv.acquire(); kv.stage(slot, 1)
     >>> step = StepAttention(kv, [Span(slot, 0, 1, 0, mask.causal(1))], total=1, heads=2)
     >>> row = torch.ones(1, 1, 2)
@@ -141,7 +142,7 @@ class StepAttention:
     """
 
     def __init__(
-        self, kv: ContiguousKV, spans: Sequence[Span], total: int, heads: int, workspace: Workspace | None = None,
+        self, kv: KVStore, spans: Sequence[Span], total: int, heads: int, workspace: Workspace | None = None,
         ordered: bool | None = None,
     ) -> None:
         self.kv, self.total = kv, total
@@ -166,9 +167,9 @@ class StepAttention:
         bias = mask.additive(seen, torch.float32 if self.ordered else self.kv.dtype).to(self.kv.device)
         end = span.prefix + width
         return _Group(
-            span.start, span.rows, padded, plan, order, bias.repeat(self.fold, 1)[None],
+            span.start, span.rows, padded, plan, bias.repeat(self.fold, 1)[None],
             new=self.kv.places(span.slot, end - span.rows, end),
-            seen=self.kv.places(span.slot, 0, plan.kv_len if order is None else end),
+            seen=self.kv.read(span.slot, plan.kv_len if order is None else end, order),
         )
 
     def write(
@@ -177,9 +178,9 @@ class StepAttention:
     ) -> None:
         """Store the keys and values of all rows in their slots."""
         for g in self._groups:
-            end = g.start + g.rows
-            g.new[2 * layer].copy_(k[:, g.start : end])
-            g.new[2 * layer + 1].copy_(v[:, g.start : end])
+            for begin, end, views in g.new:
+                views[2 * layer].copy_(k[:, g.start + begin : g.start + end])
+                views[2 * layer + 1].copy_(v[:, g.start + begin : g.start + end])
 
     def attend(
         self, layer: int, q: Float[torch.Tensor, "heads total head_dim"], scale: float
@@ -203,18 +204,18 @@ class StepAttention:
 
     def _library(self, q: torch.Tensor, layer: int, g: _Group, scale: float) -> torch.Tensor:
         """PyTorch's own kernel, always with a mask: without one it takes another path."""
-        keys, values = g.seen[2 * layer][None], g.seen[2 * layer + 1][None]
+        keys, values = g.seen.tensor(2 * layer)[None], g.seen.tensor(2 * layer + 1)[None]
         return F.scaled_dot_product_attention(q[None], keys, values, attn_mask=g.bias, scale=scale)
 
-    def _float(self, side: str, source: torch.Tensor, g: _Group) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
+    def _float(self, side: int, g: _Group) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
         """Keys or values of a group as the products want them."""
-        out = self._workspace.get(side, (self.kv.kv_heads, g.layout.kv_len, self.kv.head_dim))
-        return out.copy_(source if g.order is None else source.index_select(1, g.order))
+        shape = (self.kv.kv_heads, g.layout.kv_len, self.kv.head_dim)
+        return g.seen.into(side, self._workspace.get("kv"[side % 2], shape))
 
     def _ordered(self, q: torch.Tensor, layer: int, g: _Group, scale: float) -> torch.Tensor:
         """Attention whose sums do not depend on where keys stand; see the head of this file."""
         heads, rows, dim = q.shape
-        keys, values = self._float("k", g.seen[2 * layer], g), self._float("v", g.seen[2 * layer + 1], g)
+        keys, values = self._float(2 * layer, g), self._float(2 * layer + 1, g)
         weight = torch.baddbmm(g.bias, q.float(), keys.transpose(1, 2), alpha=scale)
         weight = weight.sub_(weight.amax(-1, keepdim=True)).exp_()
         total = weight.sum(-1, keepdim=True, dtype=torch.float64)

@@ -7,17 +7,36 @@ the system backs with zeroed pages when they are first touched: a large context 
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
-from hedgerow.core.errors import CapacityError, InvariantError
+from hedgerow.core.errors import InvariantError
+from hedgerow.systems.slots import Places, Slots, check_commit, check_stage, zeros
 
 _ROUND = 64  # rooms are multiples of this, because attention reads that far
+
+
+@dataclass(frozen=True)
+class ContiguousReader:
+    """Keys and values of a slot as attention wants them: views, or their places in another order."""
+
+    views: tuple[torch.Tensor, ...]
+    order: Int[torch.Tensor, " kv_len"] | None
+
+    def into(
+        self, side: int, out: Float[torch.Tensor, "kv_heads kv_len head_dim"]
+    ) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
+        """Fill `out` with keys (`side` = 2 · layer) or values (2 · layer + 1), and return it."""
+        return out.copy_(self.tensor(side))
+
+    def tensor(self, side: int) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
+        """The same as a tensor: a view where the order is the slot's."""
+        return self.views[side] if self.order is None else self.views[side].index_select(1, self.order)
 
 
 @dataclass
@@ -40,7 +59,7 @@ class ContiguousKV:
     >>> kv.stage(slot, 3)
     >>> kv.write(0, slot, 0, torch.tensor([[[1.0, 1], [2, 2], [3, 3]]]), torch.zeros(1, 3, 2))
     >>> kv.commit(slot, [0, 2])
-    >>> kv.length(slot), kv.keys(0, slot, 3)[0, :, 0].tolist()
+    >>> kv.length(slot), kv.read(slot, 3).tensor(0)[0, :, 0].tolist()
     (2, [1.0, 3.0, 3.0])
     """
 
@@ -53,111 +72,96 @@ class ContiguousKV:
         self.dtype, self.device = dtype, torch.device(device)
         self.room = -(-(max_len + max_rows) // _ROUND) * _ROUND
         shape = (2 * layers, slots, kv_heads, self.room, head_dim)
-        try:
-            self._pool = _zeros(shape, dtype, torch.device(device))
-        except (RuntimeError, OSError, MemoryError, OverflowError):
-            size = torch.Size(shape).numel() * dtype.itemsize / 1e9
-            raise CapacityError(
-                f"key-value state of {slots} slots of {max_len} tokens needs {size:.1f} GB, more than {device} has; "
-                "ask for fewer slots or a shorter context"
-            ) from None
-        self._slots: dict[int, _Slot] = {}
-        self._free = list(range(slots - 1, -1, -1))
+        self.pool = zeros(shape, dtype, self.device, f"{slots} slots of {max_len} tokens")
+        self._slots = Slots(slots, _Slot)
 
     # ------------------------------------------------------------------------------------------ slots
 
     @property
     def free_slots(self) -> int:
         """Slots nobody holds."""
-        return len(self._free)
+        return self._slots.free
 
     def acquire(self) -> int:
         """An empty slot. Raises CapacityError when every slot is held."""
-        if not self._free:
-            raise CapacityError(f"all {self.slots} key-value slots are in use; end a request, or load with more slots")
-        slot = self._free.pop()
-        self._slots[slot] = _Slot()
-        return slot
+        return self._slots.acquire()
+
+    def reuse(
+        self, slot: int, tokens: Sequence[int], tenant: str = "", accept: Callable[[Any], bool] = lambda note: True
+    ) -> list[Any]:
+        """No text is known here: nothing is re-used."""
+        return []
 
     def release(self, slot: int) -> None:
         """Free a slot, pending rows included. Raises InvariantError if nobody holds it."""
-        self._get(slot)
-        del self._slots[slot]
-        self._free.append(slot)
+        self._slots.release(slot)
 
     def length(self, slot: int) -> int:
         """Committed tokens of a slot."""
-        return self._get(slot).length
+        return self._slots[slot].length
 
     def pending(self, slot: int) -> int:
         """Rows staged and not yet committed."""
-        return self._get(slot).pending
+        return self._slots[slot].pending
 
-    def _get(self, slot: int) -> _Slot:
-        try:
-            return self._slots[slot]
-        except KeyError:
-            raise InvariantError(f"key-value slot {slot} is not in use") from None
+    def table(self, slot: int) -> tuple[Int[np.ndarray, " one"], int]:
+        """The slot as a page of its own, int32, and the places on it.
+
+        The key of place t for head h of layer l is `pool[2 * l, pages[t // places], h, t % places]`; values at 2 l + 1.
+        """
+        self._slots[slot]
+        return np.array([slot], np.int32), self.room
 
     # ------------------------------------------------------------------------------------------ a step
 
-    def stage(self, slot: int, rows: int) -> None:
+    def stage(self, slot: int, rows: int, tokens: Sequence[int] | None = None) -> None:
         """Make room for `rows` pending rows behind what is pending already (a drafter stages its tree round by round).
+
+        Their `tokens` are not read here: nothing is kept for later requests.
 
         Raises: CapacityError when the slot is too short for them.
         """
-        state = self._get(slot)
-        if state.length + state.pending + rows > self.room:
-            raise CapacityError(
-                f"slot {slot} holds {state.length + state.pending} tokens and {rows} more rows were asked for; "
-                f"{self.room} fit (context {self.max_len} tokens)"
-            )
+        state = self._slots[slot]
+        check_stage(slot, state.length + state.pending, rows, self.room, self.max_len)
         state.pending += rows
 
     def drop(self, slot: int) -> None:
         """Forget the pending rows of a slot."""
-        self._get(slot).pending = 0
+        self._slots[slot].pending = 0
 
-    def places(self, slot: int, begin: int, end: int) -> tuple[torch.Tensor, ...]:
-        """Views [kv_heads, places, head_dim] of a slot's places: keys of layer 0, its values, keys of layer 1, …"""
-        return self._pool[:, slot, :, begin:end].unbind(0)
+    def places(self, slot: int, begin: int, end: int) -> list[Places]:
+        """Views of places `begin` … `end` of a slot."""
+        return [Places(0, end - begin, self.pool[:, slot, :, begin:end].unbind(0))]
+
+    def read(self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None) -> ContiguousReader:
+        """Places 0 … `end` of a slot, or the places `order` names, for every layer; none is copied before it is asked.
+
+        Places never written hold finite numbers.
+        """
+        return ContiguousReader(self.pool[:, slot, :, :end].unbind(0), order)
 
     def write(
         self, layer: int, slot: int, at: int, k: Float[torch.Tensor, "kv_heads rows head_dim"],
         v: Float[torch.Tensor, "kv_heads rows head_dim"],
     ) -> None:
         """Store the keys and values of rows at places `at` … of a slot, in place."""
-        self._pool[2 * layer, slot, :, at : at + k.shape[1]] = k
-        self._pool[2 * layer + 1, slot, :, at : at + v.shape[1]] = v
+        self.pool[2 * layer, slot, :, at : at + k.shape[1]] = k
+        self.pool[2 * layer + 1, slot, :, at : at + v.shape[1]] = v
 
-    def keys(self, layer: int, slot: int, kv_len: int) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
-        """A view of the first `kv_len` keys of a slot; places never written hold finite numbers."""
-        return self._pool[2 * layer, slot, :, :kv_len]
-
-    def values(self, layer: int, slot: int, kv_len: int) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
-        """A view of the first `kv_len` values of a slot."""
-        return self._pool[2 * layer + 1, slot, :, :kv_len]
-
-    def commit(self, slot: int, rows: Sequence[int]) -> None:
+    def commit(self, slot: int, rows: Sequence[int], notes: Sequence[Any] | None = None) -> None:
         """Keep these pending rows, in this order, behind the committed tokens, and drop the others.
 
         Rows that stand where they belong are not moved; the rest of an accepted path moves in one copy over all layers.
+        `notes` are not kept.
 
         Raises: InvariantError for a row that is not pending or not increasing, CapacityError beyond the context.
         """
-        state = self._get(slot)
-        kept = [int(r) for r in rows]
-        rising = all(a < b for a, b in pairwise(kept))
-        if not rising or (kept and not 0 <= kept[0] <= kept[-1] < state.pending):
-            raise InvariantError(f"commit of rows {kept} of slot {slot}, which has {state.pending} pending rows")
-        whole = state.length + len(kept)
-        if whole > self.max_len:
-            raise CapacityError(f"slot {slot} would hold {whole} tokens; the context is {self.max_len}")
-        still = next((i for i, r in enumerate(kept) if i != r), len(kept))
+        state = self._slots[slot]
+        kept, still = check_commit(slot, rows, state.length, state.pending, self.max_len)
         if still < len(kept):
             begin, end = state.length + still, state.length + len(kept)
-            places = torch.tensor([state.length + r for r in kept[still:]], device=self._pool.device)
-            own = self._pool[:, slot]
+            places = torch.tensor([state.length + r for r in kept[still:]], device=self.pool.device)
+            own = self.pool[:, slot]
             own[:, :, begin:end] = own.index_select(2, places)
         state.length += len(kept)
         state.pending = 0
@@ -167,26 +171,15 @@ class ContiguousKV:
 
         Raises: InvariantError if `src` holds fewer.
         """
-        source, target = self._get(src), self._get(dst)
+        source, target = self._slots[src], self._slots[dst]
         if not 0 <= length <= source.length:
             raise InvariantError(f"fork of {length} tokens from slot {src}, which holds {source.length}")
-        self._pool[:, dst, :, :length] = self._pool[:, src, :, :length]
+        self.pool[:, dst, :, :length] = self.pool[:, src, :, :length]
         target.length, target.pending = length, 0
 
     def check_integrity(self) -> None:
         """Raises InvariantError if a slot is both free and held, lost, or longer than its room."""
-        held = set(self._slots)
-        if sorted([*held, *self._free]) != list(range(self.slots)):
-            free = sorted(self._free)
-            raise InvariantError(f"slots {sorted(held)} held and {free} free are not the {self.slots} there are")
+        self._slots.check()
         for slot, s in self._slots.items():
             if not (0 <= s.length <= self.max_len and 0 <= s.pending <= self.room - s.length):
                 raise InvariantError(f"slot {slot} holds {s.length} + {s.pending} tokens of {self.room}")
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros; on the CPU pages come with their first use, so that a pool for long contexts costs what is used of it."""
-    size = torch.Size(shape).numel()
-    if device.type != "cpu" or size == 0:
-        return torch.zeros(shape, dtype=dtype, device=device)
-    return torch.frombuffer(mmap.mmap(-1, size * dtype.itemsize), dtype=dtype, count=size).view(shape)

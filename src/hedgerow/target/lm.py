@@ -8,12 +8,16 @@ from typing import Any
 
 import torch
 
-from hedgerow.core.errors import UsageError
+from hedgerow.core.errors import ModelError, UsageError
 from hedgerow.core.parts import Capacity, Feats, Needs, RowGroup, TargetInfo
 from hedgerow.models import weights
 from hedgerow.models.runner import Ran, Runner
 from hedgerow.models.tokenizer import HFTokenizer
+from hedgerow.systems.disk import Reading
+from hedgerow.systems.kv import Kind
+from hedgerow.target.remembered import RowNote, answers, joined, notes
 
+_QUANTS = ("none", "int8")
 _DTYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -26,6 +30,8 @@ class LMTarget:
 
     def __init__(self, runner: Runner, info: TargetInfo) -> None:
         self.runner, self.info = runner, info
+        self._known: dict[int, list[RowNote]] = {}            # slot -> rows it did not have to run
+        self._ran: dict[int, tuple[Needs, Feats]] = {}        # slot -> features of its last group
 
     def capacity(self) -> Capacity:
         """Free slots, most rows a slot may stage in one call, longest sequence."""
@@ -36,25 +42,45 @@ class LMTarget:
         """A free slot. Raises CapacityError when there is none."""
         return self.runner.kv.acquire()
 
+    def reuse(self, slot: int, tokens: Sequence[int], needs: Needs, tenant: str = "") -> int:
+        """Fill an empty slot with what earlier requests left of `tokens`; see `core.parts.Target`."""
+        known = self.runner.kv.reuse(slot, tokens, tenant, answers(needs))
+        self._known[slot] = known
+        return len(known)
+
     def submit(self, groups: Sequence[RowGroup], needs: Needs) -> Ran:
         """Start the one call of a step; what slots had pending is dropped."""
+        for g in groups:
+            self._ran.pop(g.slot, None)
         return self.runner.run(groups, needs)
 
     def collect(self, ticket: Ran) -> tuple[Ran, list[Feats]]:
         """Rows and, per group, features. The ticket itself answers for the rows."""
-        return ticket, [ticket.feats(i) for i in range(len(ticket.groups))]
+        feats = [ticket.feats(i) for i in range(len(ticket.groups))]
+        for i, g in enumerate(ticket.groups):
+            self._ran[g.slot] = ticket.needs, feats[i]
+            if g.kind == "prefill" and g.slot in self._known:
+                feats[i] = joined(self._known.pop(g.slot), ticket.needs, feats[i])
+        return ticket, feats
 
     def commit(self, slot: int, rows: Sequence[int]) -> None:
         """Keep these rows of the slot's last group, in order, and drop the rest."""
-        self.runner.kv.commit(slot, rows)
+        ran = self._ran.pop(slot, None)
+        self.runner.kv.commit(slot, rows, None if ran is None else notes(*ran, rows))
 
     def fork(self, src: int, dst: int, length: int) -> None:
         """Make `dst` a copy of the first `length` committed tokens of `src`."""
         self.runner.kv.fork(src, dst, length)
+        self._forget(dst)
 
     def release(self, slot: int) -> None:
         """Free a slot."""
         self.runner.kv.release(slot)
+        self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        self._known.pop(slot, None)
+        self._ran.pop(slot, None)
 
 
 def load_target(
@@ -63,26 +89,38 @@ def load_target(
     dtype: str = "auto",
     device: str = "auto",
     quant: str = "none",
+    compile: bool = True,
     threads: int | None = None,
     max_slots: int = 8,
     max_len: int | None = None,
+    kv: Kind = "paged",
+    stream_bytes: int | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - frozen
     report: Callable[[str], None] = lambda message: None,
 ) -> tuple[LMTarget, HFTokenizer]:
     """Load a model by directory, `.gguf` file, hub id or `demo`, and its tokenizer.
 
-    `dtype`: bf16, fp32 or auto (bf16). `device`: auto is `cuda` where there is one. `quant`: none. `threads` sets
-    torch's threads for the process. `max_len`: tokens of a slot (None: the model's context, as far as memory allows).
+    `dtype`: bf16, fp32 or auto (bf16). `device`: auto is `cuda` where there is one. `quant`: none, or int8
+    (weights by output, activations by row). `compile`: run compiled layers where they fit the machine and the model.
+    `threads` sets torch's threads for the process. `max_len`: tokens of a slot (None: the model's context, as far as
+    memory allows).
+    `kv`: paged re-uses what earlier requests left of a prompt, contiguous never does.
+
+    `stream_bytes`: weights stay on disk and pass layer by layer through a window of so many bytes (`systems.stream`),
+    read as `reading` says; a model that fits in the window is loaded as usual.
 
     Raises: ModelError when it cannot be loaded or served, UsageError for a value that is not allowed.
     """
     if dtype not in _DTYPES:
         raise UsageError(f"dtype is {dtype!r}; allowed: {', '.join(_DTYPES)}")
-    if quant != "none":
-        raise UsageError(f"quant is {quant!r}; allowed: none")
+    if stream_bytes is not None:
+        _check_stream(stream_bytes, quant, device)
+    if quant not in _QUANTS:
+        raise UsageError(f"quant is {quant!r}; allowed: {', '.join(_QUANTS)}")
     if threads is not None and threads < 1:
         raise UsageError(f"threads is {threads}; allowed: 1 or more")
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = "cuda" if torch.cuda.is_available() and stream_bytes is None else "cpu"
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as e:
@@ -92,17 +130,53 @@ def load_target(
         torch.set_num_threads(threads)
     path, name = weights.resolve(spec, report), weights.name_of(spec)
 
-    from hedgerow.models import convert, hf, serve
+    from hedgerow.models import convert, hf, serve, streamed
+    from hedgerow.models.native import NativeNet, compiled_net
+    from hedgerow.systems.compiled import build as build_library
     from hedgerow.systems.linear import fuse_norms, pack
 
     tokenizer = HFTokenizer(*convert.read_tokenizer(path), name)
-    packed = []
+    packed: list[Any] = []                # how its matrix products run, in words
+    why_not: list[str] = []               # why its layers do not run compiled
 
     def prepare(model: Any) -> None:
         fuse_norms(model)
-        packed.append(pack(model))
+        if build is None:
+            packed.append(pack(model))
 
-    net = hf.load(path, name, _DTYPES[dtype], device, prepare)
+    build = None
+    if stream_bytes is not None:
+        build = streamed.builder(path, _DTYPES[dtype], stream_bytes, reading, packed.append, report)
+
+    def fast(model: Any) -> NativeNet | None:
+        if build is not None:
+            return None
+        if torch.device(device).type != "cpu" or _DTYPES[dtype] != torch.bfloat16:
+            why_not.append(f"compiled layers are for bf16 on the CPU, not {dtype} on {device}")
+            return None
+        if not compile:
+            why_not.append("not compiled, as asked")
+            return None
+        library, reason = build_library(weights.cache_dir() / "native")
+        try:
+            if library is not None:
+                return compiled_net(model, library, quant)
+        except ModelError as e:
+            reason = f"layers like its are not compiled: {e}"
+        why_not.append(reason)
+        return None
+
+    net = hf.load(path, name, _DTYPES[dtype], device, prepare, build, fast, why_not.append)
+    if isinstance(net, NativeNet):
+        backend = f"compiled {'bf16' if quant == 'none' else quant}"
+    elif quant != "none":
+        raise UsageError(
+            f"quant is {quant!r}, which runs in compiled layers only; here {'; '.join(why_not) or 'there are none'}; "
+            "leave --quant out"
+        )
+    else:
+        net.streamed = packed[0] if build else None
+        backend = "; ".join([str(packed[0]), *why_not])
     longest = serve.longest(net.config)
     if max_len is None:
         token_bytes = 2 * net.layers * net.kv_heads * net.head_dim * net.dtype.itemsize
@@ -110,8 +184,22 @@ def load_target(
     else:
         longest = min(longest, max_len)
     kind = "bf16" if net.dtype == torch.bfloat16 else "fp32"
-    info = TargetInfo(name, net.vocab, longest, device, dtype=kind, backend=str(packed[0]), eos=tokenizer.eos)
-    return LMTarget(Runner(net, max_slots, longest), info), tokenizer
+    info = TargetInfo(name, net.vocab, longest, device, dtype=kind, quant=quant, backend=backend, eos=tokenizer.eos)
+    return LMTarget(Runner(net, max_slots, longest, kv=kv), info), tokenizer
+
+
+def _check_stream(stream_bytes: int, quant: str, device: str) -> None:
+    """Raises UsageError for what does not go with streamed weights."""
+    if stream_bytes < 1:
+        raise UsageError(f"the window for streamed weights is {stream_bytes} bytes; allowed: 1 or more")
+    if quant != "none":
+        raise UsageError(
+            f"quant is {quant!r} and weights are streamed, which run as they are on disk; leave one of the two out"
+        )
+    if device not in ("auto", "cpu"):
+        raise UsageError(
+            f"device is {device!r} and weights are streamed, which works on the CPU; leave one of the two out"
+        )
 
 
 def fitting(max_len: int, token_bytes: int, device: torch.device) -> int:

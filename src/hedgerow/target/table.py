@@ -143,6 +143,10 @@ class TableTarget:
         self._text[slot] = []
         return slot
 
+    def reuse(self, slot: int, tokens: Sequence[int], needs: Needs, tenant: str = "") -> int:
+        """0: rows cost nothing here."""
+        return 0
+
     def tokens(self, slot: int) -> list[int]:
         """The committed tokens of a slot."""
         return list(self._text[slot])

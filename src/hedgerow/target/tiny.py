@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from hedgerow.core.parts import TargetInfo
 from hedgerow.models.runner import NetOut, Network, Runner
 from hedgerow.systems.attention import StepAttention
+from hedgerow.systems.kv import Kind
 from hedgerow.target.lm import LMTarget
 
 
@@ -96,10 +97,10 @@ class TinyTarget(LMTarget):
     def __init__(
         self, seed: int = 0, vocab: int = 64, layers: int = 2, heads: int = 4, kv_heads: int = 2, head_dim: int = 16,
         scale: float = 4.0, max_len: int = 1024, slots: int = 16, max_rows: int = 256, chunk: int = 256,
-        eos: frozenset[int] = frozenset(), device: str = "cpu",
+        eos: frozenset[int] = frozenset(), device: str = "cpu", kv: Kind = "paged",
     ) -> None:
         net = TinyNet(seed, vocab, layers, heads, kv_heads, head_dim, scale, device)
         super().__init__(
-            Runner(net, slots, max_len, max_rows, chunk),
+            Runner(net, slots, max_len, max_rows, chunk, kv),
             TargetInfo(f"tiny-{seed}", vocab, max_len, device, dtype="fp32", backend="torch fp32", eos=eos),
         )

@@ -70,7 +70,7 @@ class Traversal:
             if left is None:
                 row = checked(p(node), f"the target row after node {node}")
                 return Verdict(path, rng.categorical(row, at, Purpose.TARGET), "bonus")
-            return Verdict(path, rng.categorical(spare(left.row, left.p, left.tried), at, Purpose.RESIDUAL), "residual")
+            return Verdict(path, rng.categorical(left.row, at, Purpose.RESIDUAL), "residual")
 
         verdict = visit(ROOT, 1.0, ())
         assert verdict is not None  # the root is never refused

@@ -9,7 +9,7 @@ import numpy as np
 
 from hedgerow.core.errors import InvariantError
 from hedgerow.core.parts import Row, Rows, Verdict
-from hedgerow.core.rng import Source
+from hedgerow.core.rng import Purpose, Source
 from hedgerow.core.tree import Selection, TokenTree
 from hedgerow.verify.residual import Proposal, Residual, unit
 from hedgerow.verify.walk import DraftRows, Site, draws, walk
@@ -60,7 +60,7 @@ def _reject(site: Site) -> int:
         left.refuse(token, proposal)
         if site.tree.selection[child] == Selection.WITHOUT_REPLACEMENT:
             proposal.remove(token)
-    return site.rest(left.row, left.tried)
+    return site.rng.categorical(left.row, site.position, Purpose.RESIDUAL)
 
 
 def proposals_of(site: Site) -> dict[int, Proposal]:

@@ -18,6 +18,8 @@ def checked(row: Row, what: str) -> Row:
 
     Raises: InvariantError for NaN, infinite or negative entries, or a total of zero.
     """
+    if getattr(row, "token", None) is not None:         # of a `probs.OneHot`: a law by construction
+        return row
     total, least = float(row.sum()), float(row.min())
     if not (0.0 < total < np.inf and least >= 0.0):
         raise InvariantError(
@@ -28,8 +30,8 @@ def checked(row: Row, what: str) -> Row:
 
 
 def unit(row: Row) -> Row:
-    """The row in float64 with total 1."""
-    wide = np.asarray(row, np.float64)
+    """The row in float64 with total 1. Raises InvariantError if it is no law."""
+    wide: Row = checked(np.asarray(row, np.float64), "the row")
     return wide / wide.sum()
 
 
@@ -63,6 +65,9 @@ class Proposal:
 
 class Residual:
     """The part of a target row that refusals have left: `row / mass` is the law still to be followed.
+
+    `row` always has mass, but on the scale of the last proposal's: what a draft row has left after its favourite was
+    drawn without replacement may weigh 1e-13 and still be a law.
 
     >>> import numpy as np
     >>> r = Residual(np.array([0.5, 0.5, 0.0]))

@@ -133,18 +133,19 @@ def spechub(p: Row, q: Row) -> HubPlan:
     p, q = unit(p), unit(q)
     hub = int(top_ids(q, 1)[0])
     off = np.arange(len(q)) != hub
-    behind = np.where(off, q * (q[hub] / (1.0 - q[hub])), 0.0) if q[hub] < 1.0 else np.zeros(len(q))
+    rest = float(q[off].sum())             # not 1 − q(hub), which rounding spoils where the hub has almost all
+    behind = np.where(off, q * (q[hub] / rest), 0.0) if rest > 0.0 else np.zeros(len(q))
     want = np.where(off, np.maximum(p - q, 0.0), 0.0)
     spare_first = float(np.where(off, np.maximum(q - p, 0.0), 0.0).sum())
     spare_second = float(np.maximum(behind - want, 0.0).sum())
-    rest = max(float(p[hub]) - spare_second, 0.0)
+    left = max(float(p[hub]) - spare_second, 0.0)
     residual = np.maximum(want - behind, 0.0)
-    residual[hub] = max(rest - spare_first, 0.0)
+    residual[hub] = max(left - spare_first, 0.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         first = np.where(q > 0.0, np.minimum(1.0, p / q), 0.0)
         second = np.where(behind > 0.0, np.minimum(1.0, want / behind), 0.0)
     return HubPlan(
-        hub, first, min(1.0, rest / spare_first) if spare_first > 0.0 else 0.0,
+        hub, first, min(1.0, left / spare_first) if spare_first > 0.0 else 0.0,
         second, min(1.0, float(p[hub]) / spare_second) if spare_second > 0.0 else 0.0, residual,
     )
 

@@ -50,8 +50,19 @@ class Site:
         return int(self.tree.mult[list(self.children)].sum())
 
     def q(self, source: int) -> Row:
-        """The law a source drew this node's children from. Raises InvariantError if it is no law."""
-        return checked(self.rows(self.node, source), f"the draft row of source {source} at node {self.node}")
+        """The law a source drew this node's children from.
+
+        Raises: InvariantError if it is no law, or not over the target's vocabulary.
+        """
+        row = checked(self.rows(self.node, source), f"the draft row of source {source} at node {self.node}")
+        last = max(self.token(c) for c in self.children)
+        if len(row) != len(self.p) or last >= len(row):
+            raise InvariantError(
+                f"at node {self.node} the target row has {len(self.p)} entries, the draft row of source {source} "
+                f"{len(row)}, and the last child token is {last}; both rows must be over one vocabulary that holds "
+                "every child: cut or pad the drafter's rows to the target's vocabulary"
+            )
+        return row
 
     def only_q(self) -> Row:
         """The draft row of a node whose children come from one source.
