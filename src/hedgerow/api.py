@@ -8,12 +8,9 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
-import json
-import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hedgerow.control.controller import Fixed
@@ -22,74 +19,16 @@ from hedgerow.core.parts import Controller, Drafter, Policy, Sampling, Target, T
 from hedgerow.core.recipe import Built, Recipe, check
 from hedgerow.core.record import StepRecord
 from hedgerow.cost.measure import Prices
+from hedgerow.draft.opening import drafters_of
 from hedgerow.engine.loop import Loop
 from hedgerow.engine.request import Request, Running
+from hedgerow.engine.result import Chunk, Result, versions
 from hedgerow.engine.scheduler import Scheduler
 from hedgerow.recipes import get
 
+__all__ = ["Chunk", "Prompt", "Result", "Session", "assemble", "generate", "load", "versions"]
+
 Prompt = str | Sequence[dict[str, str]]     # a text, or the messages of a conversation
-
-
-@dataclass(frozen=True)
-class Result:
-    """One finished generation; `to_dict()` is the command line's JSON object (docs/generate.schema.json)."""
-
-    text: str
-    token_ids: list[int]
-    prompt_tokens: int
-    completion_tokens: int
-    finish_reason: str
-    model: str
-    recipe: str
-    recipe_version: int
-    exact: bool
-    reproducible: bool
-    speculation: dict[str, Any]
-    steps: int
-    proposed: int
-    drafted: int
-    accepted: int
-    committed: int
-    tokens_per_step: float | None
-    acceptance_rate: float | None
-    histogram: list[int]
-    seconds: dict[str, float]
-    tok_s: float | None
-    nodes: int
-    temperature: float
-    top_p: float
-    seed: int
-    device: str
-    dtype: str
-    quant: str
-    backend: str
-    threads: int | None
-    profile: str | None
-    versions: dict[str, str]
-    plain: dict[str, Any] | None = None
-    speedup: float | None = None
-    identical: bool | None = None
-    divergence: dict[str, Any] | None = None
-    logprobs: list[float] | None = field(default=None, compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every key of the contract, null where not applicable."""
-        out = asdict(self)
-        del out["logprobs"]
-        return out
-
-    def to_json(self) -> str:
-        """One line, whatever the text holds: line separators of Unicode are escaped."""
-        return json.dumps(self.to_dict())
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """A piece of a stream: new text, the ids that came with it, and the final `Result` on the last one."""
-
-    text: str
-    token_ids: list[int]
-    result: Result | None = None
 
 
 @dataclass
@@ -147,6 +86,17 @@ class Session:
             sent_text, sent_ids = len(text), len(ids)
             done = running.finish.reason is not None
             yield replace(piece, result=self._result(running, loop, time.perf_counter() - start)) if done else piece
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Running]:
+        """Run requests as one ever-full batch of `max_batch` and yield each as it ends; ask for as many as you like.
+
+        Requests are taken from the iterable as places become free. After `cancel`, what ran is not yielded.
+        """
+        scheduler = self._schedule(self._loop(), 0)
+        try:
+            yield from scheduler.feed(requests)
+        finally:
+            self._requests += scheduler.added
 
     def cancel(self) -> None:
         """End what runs after its current step, as `interrupted`; safe in a signal handler."""
@@ -240,12 +190,8 @@ def assemble(
     size = recipe.nodes if nodes is None else nodes
     if size and not recipe.sources:
         raise UsageError(f"nodes is {size}, but recipe {recipe.name!r} drafts nothing: use another")
-    built = Built(info=target.info, target=target, drafter=drafter, corpus=corpus)
-    drafters = []
-    for source in recipe.sources:
-        if source.make is None:
-            raise UsageError(f"recipe {recipe.name!r} needs {source.needs or source.kind}; give one with --drafter")
-        drafters.append(source.make(built))
+    built = Built(target.info, target, drafter, corpus, tokenizer)
+    drafters = drafters_of(recipe, built)
     known = prices or Prices(target)
     control = controller or (recipe.controller or Fixed)(nodes=size, price=known.pricer(size + 1))
     check(recipe.name, recipe.policy, recipe.rule, control)
@@ -287,14 +233,3 @@ def _count(nodes: int | str) -> int:
     if not str(nodes).isdecimal():
         raise UsageError(f"nodes is {nodes!r}; allowed: 'auto', 0 (plain decoding) or a number of nodes")
     return int(nodes)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what a result depends on."""
-    out = {"python": platform.python_version()}
-    for name in ("hedgerow", "torch", "transformers", "numpy"):
-        try:
-            out[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            out[name] = "not installed"
-    return out

@@ -13,7 +13,7 @@ from hedgerow.policy.bestfirst import BestFirst, EqualGrowth
 from hedgerow.policy.gate import Beam, Lanes, RelativeGate
 from hedgerow.policy.halt import BeamMass, Bins, BreakEven, Confidence, Depth, Gain, beam_mass
 from hedgerow.policy.layerwise import Layerwise
-from hedgerow.policy.score import ByRank, Calibrated, Decayed, PathProbability, PathScorer, platt
+from hedgerow.policy.score import ByRank, Calibrated, Confident, Decayed, PathProbability, PathScorer, platt
 from hedgerow.policy.stop import Budget, Price, Threshold, Throughput, best_size, first_refusal
 from hedgerow.testing.toy import markov, play, positional, random_law
 
@@ -43,6 +43,14 @@ def test_scores() -> None:
     for p in ((), (0.5, 0.0), (1.1,)):
         with pytest.raises(UsageError, match="rank acceptances"):
             ByRank(p)
+
+
+def test_confidence_is_a_rows_not_a_childs() -> None:
+    growth, received = arrived(0.5, 0.25)
+    assert Confident().edges(growth, received) == [math.log(0.5), math.log(0.25)], "without a head, q itself"
+    growth.add([0, 1, 1], [2, 0, 1], [20, 21, 22], [-1.0, -2.0, -3.0])
+    said = Children([2, 0, 1], [20, 21, 22], [-1.0, -2.0, -3.0], aux={"confidence": [0.9, 0.4, 0.0]})
+    assert Confident().edges(growth, Received(said, range(2, 5))) == [math.log(0.9), math.log(0.9), -math.inf]
 
 
 @pytest.mark.parametrize("q", [1e-9, 0.01, 0.3, 0.9, 1 - 1e-12])

@@ -54,7 +54,7 @@ def test_a_recipe_says_what_it_is(name: str) -> None:
     for source in recipe.sources:
         assert source.kind in KINDS
         assert source.make is not None or source.needs, f"{name}: {source.name} is the user's to bring; say what"
-        assert (source.make is not None) == (source.kind == "retrieval") or name == "selfdraft"
+        assert (source.make is not None) == (source.kind == "retrieval") or name in ("selfdraft", "auto_learned")
     lines = Path(importlib.import_module(f"hedgerow.recipes.{name}").__file__ or "").read_text(encoding="utf-8")
     assert len(lines.splitlines()) <= 60
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from hedgerow.bench.learned_tables import temperature_table, terms_table
 from hedgerow.bench.stream_table import stream_tables
 
 GAPS = {
@@ -148,6 +149,7 @@ def _spread(cell: dict[str, Any] | None, digits: int) -> str:
 
 
 MAKERS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "terms": terms_table, "temperature": temperature_table,
     "stream": stream_tables,
     "rules": rules_tables, "policies": policies_tables, "backends": backends_table, "peers": peers_table,
     "steps": steps_table,

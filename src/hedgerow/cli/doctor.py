@@ -14,6 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
+from hedgerow.cli import doctor_drafter
+from hedgerow.cli.options import Debug, Device
 from hedgerow.cli.render import table
 
 LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "gguf", "numpy", "scipy", "typer")
@@ -27,12 +29,20 @@ GIB = 1 << 30
 
 
 def doctor(
+    drafter: Annotated[str | None, typer.Option("--drafter", help="Check this drafter's directory instead.")] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="The target that --drafter is checked with.")] = "demo",
+    device: Device = "auto",
     json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    debug: Debug = False,
 ) -> None:
-    """Show what this machine has, and what is used.
+    """Show what this machine has, and what is used; or check a drafter.
 
-    Versions, the device, which fast paths are active and why the others are not, the cache and the demo model.
+    Versions, the device, which fast paths are active and why the others are not, the cache and the demo model. With
+    --drafter: its layout and facts, whether it fits the target, and how often its first guess is right.
     """
+    if drafter is not None:
+        doctor_drafter.report(drafter, model, device, json)
+        return
     found = examine()
     if json:
         print(jsonlib.dumps(found))

@@ -1,4 +1,4 @@
-"""`hedgerow train`: fit what a method learns offline, from a recorded trace, and keep it as readable JSON."""
+"""`hedgerow train`: a drafter from text the target writes (`train_drafter`), or what a method learns from a trace."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from hedgerow.cli import options as o
+from hedgerow.cli import train_drafter
 from hedgerow.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
 LEAST = 20                                 # steps with drafts, or judged nodes, below which nothing is fitted
 DEEPER = 4                                 # most extra layers of a bin
 
-app = typer.Typer(help="Fit what a method learns from a recorded trace.", rich_markup_mode=None)
+app = typer.Typer(help="Train a drafter for your model, or fit a gate from a recorded trace.", rich_markup_mode=None)
+for _name, _about in train_drafter.METHODS.items():
+    app.command(name=_name, help=f"{_about} {train_drafter.HELP}")(train_drafter.drafter)
 
 
 @app.callback()
 def train() -> None:
-    """Fit what a method learns from a recorded trace."""
+    """Train a drafter for your model, or fit a gate from a recorded trace."""
 
 
 @app.command()

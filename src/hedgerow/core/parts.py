@@ -201,6 +201,7 @@ class Feats:
     last_hidden: Any = None               # [rows, hidden]
     top_ids: Int[np.ndarray, "rows k"] | None = None
     top_logits: Float[np.ndarray, "rows k"] | None = None
+    tapped: tuple[int, ...] = ()          # which hidden states `taps` are: other drafters may have asked for more
 
 
 @dataclass(frozen=True)

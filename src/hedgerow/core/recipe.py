@@ -6,18 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hedgerow.core.errors import RecipeError
-from hedgerow.core.parts import Controller, Drafter, Policy, Rule, TargetInfo
+from hedgerow.core.parts import Controller, Drafter, Policy, Rule, TargetInfo, Tokenizer
 from hedgerow.core.tree import Selection
 
 
 @dataclass(frozen=True)
 class Built:
-    """What a source may know when its drafter is made: the target, a corpus file, a drafter directory."""
+    """What a source may know when its drafter is made: the target and its tokenizer, a corpus, a drafter directory."""
 
     info: TargetInfo
     target: object | None = None          # the loaded target, for drafters that share its weights
     drafter: str | None = None            # --drafter
     corpus: Sequence[int] = ()
+    tokenizer: Tokenizer | None = None
 
 
 @dataclass(frozen=True)

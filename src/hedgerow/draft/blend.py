@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hedgerow.draft.recycle import recycle_kind
-from hedgerow.draft.retrieval import Retrieval
+from hedgerow.draft.retrieval import Kind, Retrieval
 from hedgerow.draft.suffix import suffix_kind
 
 
@@ -15,5 +15,9 @@ class BlendDrafter(Retrieval):
     One drafter call a round serves both, and the weights are learned jointly. Our own; the memories cite their papers.
     """
 
-    def __init__(self, corpus: Sequence[int] = (), context: int = 2, leftovers: bool = True, tenants: int = 8) -> None:
-        super().__init__([suffix_kind(corpus), recycle_kind(context, leftovers=leftovers)], base=3.0, tenants=tenants)
+    def __init__(
+        self, corpus: Sequence[int] = (), context: int = 2, leftovers: bool = True, tenants: int = 8,
+        more: Sequence[Kind] = (),
+    ) -> None:
+        kinds = [suffix_kind(corpus), recycle_kind(context, leftovers=leftovers), *more]
+        super().__init__(kinds, base=3.0, tenants=tenants)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Bool
+import torch
+from jaxtyping import Bool, Int
 
-from hedgerow.core.errors import InvariantError
+from hedgerow.core.errors import InvariantError, UsageError
 from hedgerow.core.parts import Ask, Children, Feats, Needs, Row, RowGroup, Step
 from hedgerow.core.rng import Purpose, Rng
-from hedgerow.core.select import pick
 from hedgerow.core.tree import ROOT, Growth, Selection
+from hedgerow.draft.rows import Rows, answer, depth_of
+from hedgerow.draft.vocabulary import Words
 from hedgerow.models.runner import Ran, Runner
 
 Change = Callable[[Row, Sequence[int]], Row]              # (logits, tokens before them) -> logits
@@ -33,14 +35,16 @@ class _State:
     row_of: dict[int, int] = field(default_factory=dict)  # arrival index (-1: root) -> pending row
     row_at: dict[tuple[int, ...], int] = field(default_factory=dict)      # tokens below the root -> pending row
     sees: list[Bool[np.ndarray, " width"]] = field(default_factory=list)  # pending row -> itself and its ancestors
-    law: dict[int, Row] = field(default_factory=dict)     # pending row -> q
+    rows: Rows | None = None                              # draft laws
+    origin: dict[int, int] = field(default_factory=dict)  # pending row -> origin
 
 
 class LMDrafter:
     """Drafts whole frontiers of all requests with one forward pass of a runner.
 
-    `change` may alter the logits of a row, given the tokens before it: that makes drafters of a dialled quality.
-    Origins are pending rows. A lag of more than `max_lag` tokens runs as a prefill of its own first.
+    `change` may alter the logits of a row, given the tokens before it: that makes drafters of a dialled quality. A lag
+    of more than `max_lag` tokens runs as a prefill of its own first. `words`: how its vocabulary is the target's, whose
+    size is `vocab` (None, None: they are one).
 
     Source: Leviathan (2211.17192), SpecInfer (2305.09781), Sequoia (2402.12374): an independent model with the
     target's tokenizer.
@@ -49,21 +53,33 @@ class LMDrafter:
     needs = Needs()
     selections = frozenset(Selection) - {Selection.RETRIEVED}
 
-    def __init__(self, runner: Runner, change: Change | None = None, max_lag: int = 32) -> None:
-        self.runner, self.change, self.max_lag = runner, change, max_lag
+    def __init__(
+        self, runner: Runner, change: Change | None = None, max_lag: int = 32, words: Words | None = None,
+        vocab: int | None = None,
+    ) -> None:
+        self.runner, self.change, self.max_lag, self.words = runner, change, max_lag, words
+        self.vocab = runner.net.vocab if vocab is None else vocab
+        self._columns = None if words is None else torch.from_numpy(words.columns).to(runner.net.device)
         self._state: dict[int, _State] = {}
 
     def begin(self, slot: int, tokens: Sequence[int], feats: Feats, tenant: str = "") -> None:
         """Nothing runs yet: all of the prompt that no earlier request left in the cache is lag."""
         state = self._state[slot] = _State(self.runner.kv.acquire(), list(tokens))
-        self.runner.kv.reuse(state.slot, tokens, tenant)
+        self.runner.kv.reuse(state.slot, self._shown(tokens).tolist(), tenant)
+
+    def _shown(self, tokens: Sequence[int]) -> Int[np.ndarray, " tokens"]:
+        """The target's tokens as the model reads them."""
+        return np.array(tokens) if self.words is None else self.words.reads[np.array(tokens)]
 
     def children(self, asks: Sequence[Ask]) -> Children:
         """One forward pass for the frontiers of all requests (and one before it for those that lag far behind)."""
         groups: list[RowGroup] = []
         owners: list[Ask] = []
         for ask in asks:
-            group = self._group(self._state[ask.slot], ask)
+            state = self._state[ask.slot]
+            if state.rows is None:
+                state.rows = Rows(ask.view, self.vocab)
+            group = self._group(state, ask)
             if group is not None:
                 groups.append(group)
                 owners.append(ask)
@@ -71,23 +87,12 @@ class LMDrafter:
             ran = self.runner.run(groups, Needs())
             for g, ask in enumerate(owners):
                 self._read(self._state[ask.slot], ask, ran, g)
-        count: list[int] = []
-        token: list[int] = []
-        log_q: list[float] = []
-        origin: list[int] = []
-        mult: list[int] = []
-        for slot, frontier, view in asks:
-            state = self._state[slot]
-            for node, k in zip(frontier.nodes, frontier.counts, strict=True):
-                at = state.row_of[node]
-                position = view.position + _depth(view.growth, node) + 1
-                got = pick(state.law[at], k, frontier.selection, view.rng, position, node + 1, frontier.source)
-                count.append(len(got.token))
-                token += got.token
-                log_q += got.log_q
-                mult += got.mult
-                origin += [at] * len(got.token)
-        return Children(count, token, log_q, origin, mult)
+        rows = {ask.slot: r for ask in asks if (r := self._state[ask.slot].rows) is not None}
+        return answer(asks, rows, self._origin)
+
+    def _origin(self, ask: Ask, node: int) -> int:
+        state = self._state[ask.slot]
+        return state.origin[state.row_of[node]]
 
     def _group(self, state: _State, ask: Ask) -> RowGroup | None:
         """Rows of the frontier's nodes that were not run yet, behind the pending ones; the lag comes with the root."""
@@ -115,7 +120,7 @@ class LMDrafter:
         mask = np.zeros((len(tokens), len(state.sees)), np.bool_)
         for i, own in enumerate(state.sees[len(state.sees) - len(tokens) :]):
             mask[i, : len(own)] = own
-        return RowGroup("tree", state.slot, np.array(tokens), np.array(positions), mask)
+        return RowGroup("tree", state.slot, self._shown(tokens), np.array(positions), mask)
 
     @staticmethod
     def _name(state: _State, growth: Growth, node: int, row: int) -> None:
@@ -126,7 +131,7 @@ class LMDrafter:
         """Run a long lag as a prefill, all but the root; returns how much of the text is in the cache."""
         have = self.runner.kv.length(state.slot)
         if len(state.text) - have > self.max_lag:
-            tokens = np.array(state.text[have:-1])
+            tokens = self._shown(state.text[have:-1])
             causal = np.empty((len(tokens), 0), np.bool_)
             positions = np.arange(have, len(state.text) - 1)
             self.runner.run([RowGroup("prefill", state.slot, tokens, positions, causal)], Needs())
@@ -136,17 +141,27 @@ class LMDrafter:
 
     def _read(self, state: _State, ask: Ask, ran: Ran, group: int) -> None:
         """Turn the new rows of named nodes into draft laws."""
+        assert state.rows is not None
         growth, first = ask.view.growth, len(state.sees) - len(ran.groups[group].tokens)
+        laws = ran.device_logits(group)
         for node, row in state.row_of.items():
-            if row >= first:
-                logits = ran.logits(group, row - first)
-                if self.change is not None:
-                    logits = self.change(logits, [*state.text[-RECENT:], *growth.tokens_to(node)][-RECENT:])
-                state.law[row] = ask.view.draw(logits, _depth(growth, node) + 1)
+            if row < first or row in state.origin:
+                continue
+            logits = laws[row - first]
+            if self.change is not None:
+                before = [*state.text[-RECENT:], *growth.tokens_to(node)][-RECENT:]
+                logits = torch.from_numpy(self.change(logits.cpu().numpy(), before)).to(logits.device)
+            if self._columns is not None:
+                logits = logits[self._columns]
+            ids = None if self.words is None else self.words.ids
+            state.origin[row] = state.rows.add(logits, depth_of(ask, node) + 1, ids)
 
     def row(self, slot: int, origin: int) -> Row:
-        """The q row at an origin, until the slot's next commit."""
-        return self._state[slot].law[origin]
+        """The q row at an origin, until the slot's next commit. Raises UsageError for one that is not of this step."""
+        rows = self._state[slot].rows
+        if rows is None:
+            raise UsageError(f"draft row {origin} of slot {slot} was asked for, but nothing is drafted")
+        return rows.law(origin)
 
     def commit(self, slot: int, step: Step) -> None:
         """Keep the rows of the accepted path, as far as they were run; what is missing is lag."""
@@ -161,8 +176,9 @@ class LMDrafter:
                 rows.append(row)
             self.runner.kv.commit(state.slot, rows)
         state.text += committed
-        for pending in (state.row_of, state.row_at, state.sees, state.law):
+        for pending in (state.row_of, state.row_at, state.sees, state.origin):
             pending.clear()
+        state.rows = None
 
     def fork(self, src: int, dst: int, length: int) -> None:
         """Make `dst` a copy of the first `length` tokens of `src`."""
@@ -173,10 +189,6 @@ class LMDrafter:
     def release(self, slot: int) -> None:
         """Free the slot's cache."""
         self.runner.kv.release(self._state.pop(slot).slot)
-
-
-def _depth(growth: Growth, node: int) -> int:
-    return growth.depth[node] if node != ROOT else 0
 
 
 def perturbed(strength: float, seed: int = 0) -> Change:

@@ -153,6 +153,16 @@ class Retrieval:
                     log_q.append(value)
         return Children(count, token, log_q)
 
+    def surest(self, slot: int, path: Path) -> float:
+        """The probability of the likeliest child of a path below the root, as the memories see it; 0 if they do not."""
+        state = self._slot(slot)
+        best = state.tenant.mixer.rank(self._votes(state, path), 1)
+        return math.exp(best[0][1]) if best else 0.0
+
+    def advise(self, slot: int, path: Path, vote: Vote) -> None:
+        """Add a vote from outside on the children of a path, for this step."""
+        self._votes(self._slot(slot), path).append(vote)
+
     def row(self, slot: int, origin: int) -> Row:
         """Always raises UsageError: memories have no rows."""
         raise UsageError("a retrieval drafter has no draft rows; use a rule that needs none, such as 'match'")

@@ -86,7 +86,8 @@ def _check_answers(answers: Children, frontiers: Sequence[Frontier]) -> None:
 def _check_tree(tree: TokenTree, plan: Plan) -> None:
     if not isinstance(tree, TokenTree):
         raise InvariantError(f"the policy returned {tree!r}; a TokenTree is due, and TokenTree.empty() is one")
-    if tree.nodes > plan.nodes or tree.max_depth > plan.depth or tree.width > plan.width:
+    n = tree.nodes                        # no tree is deeper or wider than its nodes: mostly nothing need be counted
+    if n > plan.nodes or (n > plan.depth < tree.max_depth) or (n > plan.width < tree.width):
         raise InvariantError(
             f"the policy returned {tree.nodes} nodes of depth {tree.max_depth} and width {tree.width}; "
             f"its plan allows {plan.nodes} of depth {plan.depth} and width {plan.width}"

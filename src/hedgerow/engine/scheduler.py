@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hedgerow.core.errors import CapacityError, UsageError
 from hedgerow.core.parts import Tokenizer
@@ -32,7 +33,7 @@ class Scheduler:
     running: list[Running] = field(default_factory=list)
     cancelled: bool = False
     first: int = 0
-    _added: int = 0
+    added: int = 0
 
     def add(self, request: Request) -> int:
         """Queue a request.
@@ -48,7 +49,7 @@ class Scheduler:
                 f"the prompt has {len(request.prompt)} tokens; the context limit of {info.name} is "
                 f"{limit} and one token at least must fit behind it: shorten the prompt"
             )
-        number, self._added = self.first + self._added, self._added + 1
+        number, self.added = self.first + self.added, self.added + 1
         self.waiting.append((number, request))
         return number
 
@@ -97,6 +98,23 @@ class Scheduler:
             with suppress(Exception):  # the first error is the one to tell
                 self.abort()
             raise
+
+    def feed(self, requests: Iterable[Request]) -> Iterator[Running]:
+        """Run any number of requests, taken from the iterable as places become free; yield each as it ends.
+
+        After `cancel`, what ran is dropped and nothing more is yielded.
+        """
+        source = iter(requests)
+        try:
+            while not self.cancelled:
+                for request in islice(source, max(self.max_batch - len(self.running) - len(self.waiting), 0)):
+                    self.add(request)
+                if not (self.waiting or self.running):
+                    return
+                yield from [r for r in self.advance() if r.finish.reason]
+        finally:
+            with suppress(Exception):  # the first error is the one to tell
+                self.abort()
 
     def cancel(self) -> None:
         """Ask the loop to stop after the current step; safe to call from a signal handler."""

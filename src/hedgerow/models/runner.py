@@ -20,7 +20,7 @@ from hedgerow.core.parts import Feats, Needs, RowGroup
 from hedgerow.systems import mask
 from hedgerow.systems.attention import MIN_ROWS, Span, StepAttention, Workspace
 from hedgerow.systems.kv import Kind, KVStore, open_store
-from hedgerow.systems.rank import top_k
+from hedgerow.systems.rank import ranks_of
 
 
 class NetOut(NamedTuple):
@@ -161,6 +161,7 @@ class Ran:
         taps, last = self.taps.get(group), self.last.get(group)
         return Feats(
             taps=None if taps is None else taps[0] if len(taps) == 1 else torch.cat(taps, 1),
+            tapped=self.needs.taps,
             last_hidden=None if last is None else last[0] if len(last) == 1 else torch.cat(last),
             top_ids=ids, top_logits=logits,
         )
@@ -258,7 +259,7 @@ class Runner:
         needs = ran.needs
         out = self.net.run(self.kv, np.concatenate(tokens), np.concatenate(positions), spans, keep, needs)
         logits = out.logits.float()
-        ranks = self._ranks(logits, needs.top_k) if out.ranks is None else out.ranks
+        ranks = ranks_of(logits, needs.top_k) if out.ranks is None else out.ranks
         ran.passes.append(_Pass(logits if len(hold) == len(keep) else logits[hold], ranks))
         for p, span in zip(pieces, spans, strict=True):
             rows_of = slice(span.start, span.start + span.rows)
@@ -272,13 +273,3 @@ class Runner:
         if g.kind == "prefill":
             return Span(g.slot, start, rows, prefix + p.begin, mask.causal(rows))
         return Span(g.slot, start, rows, prefix, g.ancestors, g.positions if g.ancestors.shape[1] == rows else None)
-
-    @staticmethod
-    def _ranks(logits: torch.Tensor, k: int) -> torch.Tensor:
-        """Best id, then `k` ids and their logits, as float32 (exact for ids below 2^24): one tensor to transfer."""
-        if not len(logits):               # a chunk inside a prompt
-            return logits.new_zeros(0, 1 + 2 * min(k, logits.shape[1]))
-        if not k:
-            return logits.argmax(1, keepdim=True).float()
-        ids, values = top_k(logits, k)
-        return torch.cat([ids[:, :1].float(), ids.float(), values], 1)

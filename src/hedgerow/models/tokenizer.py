@@ -52,6 +52,10 @@ class HFTokenizer:
             return str(self._raw.decode(ids, skip_special_tokens=skip_special))
         return str(self._hf.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
+    def vocabulary(self) -> dict[str, int]:
+        """Every token, as it is written in the vocabulary, and its id."""
+        return {str(token): int(i) for token, i in self._hf.get_vocab().items()}
+
     def token_bytes(self, token: int) -> bytes | None:
         """The bytes a token adds to a text, or None where they depend on its neighbours."""
         if token in self._added:

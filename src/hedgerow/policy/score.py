@@ -48,6 +48,26 @@ class Calibrated:
 
 
 @dataclass(frozen=True)
+class Confident:
+    """What a drafter's confidence head says of the row a child was picked from; log q where it has none.
+
+    It is the chance that a child of that row is accepted, not which one: for chains.
+
+    Source: DSpark (2607.05147), whose scheduler takes the product of confidences for the survival.
+    """
+
+    reads_tokens = False
+
+    def edges(self, growth: Growth, received: Received) -> Sequence[float]:
+        """log of the parent row's confidence, for every child."""
+        said = received.children.aux.get("confidence")
+        if said is None:
+            return growth.log_q[received.ids.start : received.ids.stop]
+        logs = [math.log(x) if x > 0.0 else -math.inf for x in said]
+        return [min(0.0, x) for x, c in zip(logs, received.children.count, strict=True) for _ in range(c)]
+
+
+@dataclass(frozen=True)
 class Decayed:
     """log q + log decay: every level is trusted a little less.
 

@@ -34,8 +34,9 @@ class Built(NamedTuple):
 def build(folder: Path, compilers: Sequence[str] = ("gcc", "cc")) -> Built:
     """Load the compiled forward pass from `folder`, compiling it first if this source was not compiled here yet.
 
-    The file's name is a hash of the source, the flags, the compiler's version and the processor's features, so a
-    library never meets a machine it was not made for. It is written aside and renamed: whole or absent.
+    The source is one unit: native.c and the headers beside it. The file's name is a hash of them, the flags, the
+    compiler's version and the processor's features, so a library never meets a machine it was not made for. It is
+    written aside and renamed: whole or absent.
     """
     if platform.machine() not in ("x86_64", "AMD64") or platform.system() != "Linux":
         return Built(None, f"compiled layers are for Linux on x86-64; this is {platform.system()} {platform.machine()}")
@@ -49,7 +50,8 @@ def build(folder: Path, compilers: Sequence[str] = ("gcc", "cc")) -> Built:
         version = subprocess.run(
             [compiler, "--version"], capture_output=True, text=True, timeout=_PATIENCE_S, check=True
         ).stdout
-        parts = (SOURCE.read_text(), *_FLAGS, version, *_features())
+        texts = (path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h"))))
+        parts = (*texts, *_FLAGS, version, *_features())
         target = folder / f"native-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:20]}.so"
         if not target.is_file():
             _compile(compiler, target)

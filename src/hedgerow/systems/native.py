@@ -9,9 +9,8 @@ every column and group (weights).
 from __future__ import annotations
 
 import ctypes
-import mmap
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,31 +18,12 @@ import torch
 from jaxtyping import Float
 
 from hedgerow.core.errors import InvariantError
+from hedgerow.systems import structs
+from hedgerow.systems.structs import Angles, Rotary, Rows, Scratch, address, span_table, store_of
 
 PANEL = 32
 KINDS = {"bf16": 0, "int8": 1}
 PARTS = ("matmul", "attention", "head", "other")  # of the seconds a pass can report
-
-
-def _struct(name: str, **fields: Any) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields.items())})
-
-
-_I, _P, _F = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-_Linear = _struct("Linear", kind=_I, n=_I, k=_I, group=_I, w=_P, scale=_P, comp=_P, bias=_P)
-_Layer = _struct(
-    "Layer", norm_in=_P, norm_mid=_P, norm_q=_P, norm_k=_P, qkv=_Linear, out=_Linear, gate_up=_Linear, down=_Linear
-)
-_Model = _struct(
-    "Model", layers=_I, hidden=_I, heads=_I, kv_heads=_I, dim=_I, rotated=_I, inner=_I, vocab=_I, eps=_F, scale=_F,
-    embedding=_P, cos=_P, sin=_P, norm=_P, head=_Linear, layer=_P,
-)
-_Span = _struct("Span", start=_I, rows=_I, prefix=_I, width=_I, table=_P, sees=_P)
-_Store = _struct("Store", pool=_P, pages=_I, page_len=_I)
-_Step = _struct(
-    "Step", tokens=_P, positions=_P, keep=_P, taps=_P, rows=_I, kept=_I, tapped=_I, tap_out=_P, last_out=_P,
-    logits=_P, ranks=_P, top=_I, seconds=_P, scratch=_P, threads=_I,
-)
 
 
 # ---------------------------------------------------------------------------------------------------------- weights
@@ -114,6 +94,21 @@ def matrix(weight: Float[torch.Tensor, "out inner"], bias: torch.Tensor | None, 
     )
 
 
+def dense(m: Matrix) -> Float[torch.Tensor, "out inner"]:
+    """The weight a matrix was made of, in bf16: the very bits of it, or of int8 what it stands for.
+
+    >>> weight = torch.arange(12.0).view(3, 4).bfloat16()
+    >>> torch.equal(dense(matrix(weight, None, "bf16")), weight)
+    True
+    """
+    rows = m.panels.permute(0, 2, 1, 3).reshape(-1, m.k)[: m.n]
+    if m.scale is None:
+        return rows.contiguous()
+    groups = m.k // m.group
+    scale = m.scale.view(groups, -1)[:, : m.n].T
+    return (rows.view(m.n, groups, m.group).float() * scale[:, :, None]).view(m.n, m.k).bfloat16()
+
+
 def interleave(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """16 rows of the gate, the same 16 of up, and so on: a panel then holds both halves of 16 outputs."""
     inner = len(gate)
@@ -163,20 +158,6 @@ class Weights:
 # ---------------------------------------------------------------------------------------------------------- the call
 
 
-class Rows(NamedTuple):
-    """Packed rows of one slot: `rows` rows from `start`, behind `prefix` keys that all of them see.
-
-    `sees` [rows, width] (uint8): pending rows of the slot each row sees; the last `rows` columns are the rows' own.
-    `table`: the slot's pages (int32).
-    """
-
-    start: int
-    rows: int
-    prefix: int
-    sees: np.ndarray
-    table: np.ndarray
-
-
 class Out(NamedTuple):
     """Logits of kept rows; hidden states where asked for.
 
@@ -195,26 +176,15 @@ class Decoder:
 
     library: ctypes.CDLL
     weights: Weights
-    angles: Callable[[int], tuple[torch.Tensor, torch.Tensor]]  # cosines and sines [positions, rotated], float32
-    _scratch: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    angles: Angles
 
     def __post_init__(self) -> None:
-        w = self.weights
-        self._layers = (_Layer * len(w.layers))(*(_layer(y) for y in w.layers))
-        self._model = _Model(
-            len(w.layers), w.hidden, w.heads, w.kv_heads, w.head_dim, 0, w.inner, w.vocab, w.eps, w.scale,
-            _at(w.embedding), None, None, _at(w.norm), _linear(w.head), ctypes.addressof(self._layers),
-        )
-        self._rotary(512)
-        self.library.scratch_bytes.restype = _I
-        self.library.scratch_bytes.argtypes = [_P, _I, _I, _I]
+        self._model, self._layers = describe(self.weights)
+        self._rotary, self._scratch = Rotary(self._model, self.angles), Scratch()
+        self.library.scratch_bytes.restype = structs.INT
+        self.library.scratch_bytes.argtypes = [structs.POINTER, structs.INT, structs.INT, structs.INT]
         self.library.forward.restype = None
-        self.library.forward.argtypes = [_P, _P, _P, _I, _P]
-
-    def _rotary(self, positions: int) -> None:
-        """Rotary tables up to a position, in powers of two: long contexts cost memory only when they are used."""
-        self._cos, self._sin = (t.contiguous() for t in self.angles(1 << (positions - 1).bit_length()))
-        self._model.cos, self._model.sin, self._model.rotated = _at(self._cos), _at(self._sin), self._cos.shape[1]
+        self.library.forward.argtypes = [*[structs.POINTER] * 3, structs.INT, structs.POINTER]
 
     def forward(
         self, pool: torch.Tensor, tokens: np.ndarray, positions: np.ndarray, spans: Sequence[Rows], keep: np.ndarray,
@@ -228,8 +198,7 @@ class Decoder:
         """
         w, threads = self.weights, torch.get_num_threads()
         rows, kept = len(tokens), len(keep)
-        if (last := int(positions.max())) >= len(self._cos):
-            self._rotary(last + 1)
+        self._rotary.reach(int(positions.max()))
         logits = torch.empty(kept, w.vocab)
         top_k = min(top_k, w.vocab)
         ranks = torch.empty(kept, 1 + 2 * top_k)
@@ -238,34 +207,36 @@ class Decoder:
         at = np.array(taps, np.int64)
         most = max(s.prefix + s.sees.shape[1] for s in spans)
         need = self.library.scratch_bytes(ctypes.byref(self._model), rows, most, threads)
-        if self._scratch.numel() < need:
-            self._scratch = torch.frombuffer(mmap.mmap(-1, need + need // 2), dtype=torch.uint8)
-        table = (_Span * len(spans))(
-            *(_Span(s.start, s.rows, s.prefix, s.sees.shape[1], s.table.ctypes.data, s.sees.ctypes.data) for s in spans)
-        )
-        store = _Store(_at(pool), pool.shape[1], pool.shape[3])
-        step = _Step(
+        step = structs.Step(
             tokens.ctypes.data, positions.ctypes.data, keep.ctypes.data, at.ctypes.data, rows, kept, len(at),
-            _at(tapped), _at(final), _at(logits), _at(ranks), top_k,
+            address(tapped), address(final), address(logits), address(ranks), top_k,
             None if seconds is None else seconds.ctypes.data,
-            _at(self._scratch), threads,
+            self._scratch.at(need), threads,
         )
         self.library.forward(
-            ctypes.byref(self._model), ctypes.byref(store), table, len(spans), ctypes.byref(step)
+            ctypes.byref(self._model), ctypes.byref(store_of(pool)), span_table(spans), len(spans), ctypes.byref(step)
         )
         return Out(logits, ranks, tapped, final)
 
 
-def _at(tensor: torch.Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def describe(w: Weights) -> tuple[Any, Any]:
+    """Weights as the C structure of a model, without rotary tables; the second value must live as long as the first."""
+    layers = (structs.Layer * len(w.layers))(*(_layer(y) for y in w.layers))
+    return structs.Model(
+        len(w.layers), w.hidden, w.heads, w.kv_heads, w.head_dim, 0, w.inner, w.vocab, w.eps, w.scale,
+        address(w.embedding), None, None, address(w.norm), linear(w.head), ctypes.addressof(layers),
+    ), layers
 
 
-def _linear(m: Matrix) -> ctypes.Structure:
-    return _Linear(KINDS[m.kind], m.n, m.k, m.group, _at(m.panels), _at(m.scale), _at(m.comp), _at(m.bias))
+def linear(m: Matrix) -> ctypes.Structure:
+    """A matrix as the C structure of a product."""
+    return structs.Linear(
+        KINDS[m.kind], m.n, m.k, m.group, address(m.panels), address(m.scale), address(m.comp), address(m.bias)
+    )
 
 
 def _layer(y: LayerWeights) -> ctypes.Structure:
-    return _Layer(
-        _at(y.norm_in), _at(y.norm_mid), _at(y.norm_q), _at(y.norm_k),
-        _linear(y.qkv), _linear(y.out), _linear(y.gate_up), _linear(y.down),
+    return structs.Layer(
+        address(y.norm_in), address(y.norm_mid), address(y.norm_q), address(y.norm_k),
+        linear(y.qkv), linear(y.out), linear(y.gate_up), linear(y.down),
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from hedgerow.core.errors import ModelError, UsageError
+from hedgerow.core.errors import UsageError
 from hedgerow.core.parts import Capacity, Feats, Needs, RowGroup, TargetInfo
 from hedgerow.models import weights
 from hedgerow.models.runner import Ran, Runner
@@ -130,53 +129,11 @@ def load_target(
         torch.set_num_threads(threads)
     path, name = weights.resolve(spec, report), weights.name_of(spec)
 
-    from hedgerow.models import convert, hf, serve, streamed
-    from hedgerow.models.native import NativeNet, compiled_net
-    from hedgerow.systems.compiled import build as build_library
-    from hedgerow.systems.linear import fuse_norms, pack
+    from hedgerow.models import convert, serve
+    from hedgerow.models.opened import open_net
 
     tokenizer = HFTokenizer(*convert.read_tokenizer(path), name)
-    packed: list[Any] = []                # how its matrix products run, in words
-    why_not: list[str] = []               # why its layers do not run compiled
-
-    def prepare(model: Any) -> None:
-        fuse_norms(model)
-        if build is None:
-            packed.append(pack(model))
-
-    build = None
-    if stream_bytes is not None:
-        build = streamed.builder(path, _DTYPES[dtype], stream_bytes, reading, packed.append, report)
-
-    def fast(model: Any) -> NativeNet | None:
-        if build is not None:
-            return None
-        if torch.device(device).type != "cpu" or _DTYPES[dtype] != torch.bfloat16:
-            why_not.append(f"compiled layers are for bf16 on the CPU, not {dtype} on {device}")
-            return None
-        if not compile:
-            why_not.append("not compiled, as asked")
-            return None
-        library, reason = build_library(weights.cache_dir() / "native")
-        try:
-            if library is not None:
-                return compiled_net(model, library, quant)
-        except ModelError as e:
-            reason = f"layers like its are not compiled: {e}"
-        why_not.append(reason)
-        return None
-
-    net = hf.load(path, name, _DTYPES[dtype], device, prepare, build, fast, why_not.append)
-    if isinstance(net, NativeNet):
-        backend = f"compiled {'bf16' if quant == 'none' else quant}"
-    elif quant != "none":
-        raise UsageError(
-            f"quant is {quant!r}, which runs in compiled layers only; here {'; '.join(why_not) or 'there are none'}; "
-            "leave --quant out"
-        )
-    else:
-        net.streamed = packed[0] if build else None
-        backend = "; ".join([str(packed[0]), *why_not])
+    net, backend = open_net(path, name, _DTYPES[dtype], device, quant, compile, stream_bytes, reading, report)
     longest = serve.longest(net.config)
     if max_len is None:
         token_bytes = 2 * net.layers * net.kv_heads * net.head_dim * net.dtype.itemsize

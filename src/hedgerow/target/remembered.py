@@ -72,7 +72,7 @@ def joined(known: Sequence[RowNote], needs: Needs, new: Feats) -> Feats:
         return torch.cat([*old, last], dim)
 
     return Feats(
-        taps=device("taps", 1) if needs.taps else None,
+        taps=device("taps", 1) if needs.taps else None, tapped=needs.taps,
         last_hidden=device("last_hidden", 0) if needs.last_hidden else None,
         top_ids=host("top_ids") if needs.top_k else None, top_logits=host("top_logits") if needs.top_k else None,
     )

@@ -1,0 +1,1 @@
+"""Networks of learned drafters: the seam a drafter needs, and the reference in torch's operators."""
