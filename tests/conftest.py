@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
+from filelock import FileLock
+from hypothesis import HealthCheck, settings
 from jaxtyping import install_import_hook
 
 from tests import shapes  # noqa: F401  (the hook below looks it up by name)
@@ -22,6 +26,11 @@ install_import_hook(
 )
 
 
+# How long an example takes says something of the machine and of what else runs there, nothing of the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     """Seeded numpy randomness for a test's own data."""
@@ -34,3 +43,27 @@ def demo() -> Path:
     from hedgerow.models.weights import resolve
 
     return Path(resolve("demo"))
+
+
+@pytest.fixture(scope="session")
+def native_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the compiled library of this run lies: one folder for all workers of pytest-xdist, compiled once."""
+    from hedgerow.systems import compiled
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "native"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder.with_name("native.lock")):
+        if why_not := compiled.build(folder).why_not:
+            pytest.skip(f"no compiled layers on this machine: {why_not}")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def library(native_folder: Path) -> ctypes.CDLL:
+    """The compiled forward pass."""
+    from hedgerow.systems import compiled
+
+    built = compiled.build(native_folder).library
+    assert built is not None
+    return built

@@ -21,7 +21,9 @@ ENVIRONMENT = {  # who may look at the environment, and for what
     "cli/main.py": "log level",
 }
 PRINTS = ("cli", "bench")
-TENSOR_SEAMS = {"KVStore": "systems/kv.py"}  # what models hand to kernels; core/parts.py knows no tensors
+TENSOR_SEAMS = {  # what models hand to kernels; core/parts.py knows no tensors
+    "KVStore": "systems/kv.py", "Attention": "systems/attends.py", "Recorder": "systems/recorders.py",
+}
 
 
 @pytest.mark.parametrize("path", files(), ids=name)

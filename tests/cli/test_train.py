@@ -68,6 +68,18 @@ def test_every_method_is_a_command() -> None:
     from hedgerow.train.methods import METHODS as KNOWN
 
     assert list(METHODS) == list(KNOWN)
+    for name, usual in METHODS.items():
+        assert (usual.layers, usual.steps) == (KNOWN[name].layers, KNOWN[name].steps), name
+
+
+@pytest.mark.parametrize(("method", "says"), [
+    ("eagle3", "--layers 1, --steps 3 (unrolled steps)"), ("dflash", "--steps 7 (depths of a block of 8)"),
+    ("domino", "--steps 15 (depths of a block of 16)"), ("medusa", "--steps 4 (heads)"),
+    ("independent", "--layers 4, --steps 5 (depths validated)"),
+])
+def test_help_says_what_is_usual(invoke: Invoke, method: str, says: str) -> None:
+    result = invoke("train", method, "--help")
+    assert result.exit_code == 0 and says in " ".join(result.stdout.split())
 
 
 BAD = {
@@ -151,6 +163,23 @@ def test_from_prompts_to_a_drafter_that_opens(invoke: Invoke, tmp_path: Path, wo
     again = [*args]
     again[again.index("--draft-vocab") + 1] = "20"
     one_error(invoke(*again), 2, "--draft-vocab asks for 20 tokens; the drafter in")
+    compared(invoke, run, words, tmp_path)
+
+
+def compared(invoke: Invoke, run: Path, words: str, folder: Path) -> None:
+    """The text of a run serves a comparison; what is done is not trained again; a start is gone on from."""
+    out = folder / "compared.json"
+    args = ["train", "compare", "--run", str(run), "--model", words, "--minutes", "0.01", "--out", str(out)]
+    for quiet in ([], ["--quiet"]):
+        result = invoke(*args, "--variants", "hass,medusa", *quiet)
+        assert result.exit_code == 0, result.stderr
+        assert ("hass: " in result.stderr) == (not quiet)
+        rows = json.loads(out.read_text())["rows"]
+        assert [r["variant"] for r in rows] == ["hass", "medusa"] and all(r["cpu_seconds"] >= 0.6 for r in rows)
+    assert rows[0]["updates"] > 0 and (run / "trainings" / "0.01" / "medusa" / "drafter" / "model_card.json").exists()
+    one_error(invoke(*args, "--variants", "has"), 2, "unknown variant 'has'. Did you mean 'hass'?")
+    one_error(invoke(*args, "--start", str(folder)), 2, "holds no drafter that 'eagle3' could go on from")
+    one_error(invoke(*args[:2], "--run", str(folder), *args[4:]), 2, "has no text with features")
 
 
 @pytest.mark.slow
@@ -168,6 +197,7 @@ def test_prompts_of_its_own_within_minutes(invoke: Invoke, tmp_path: Path, words
     assert (tmp_path / "run" / "text.jsonl").read_bytes() == text, "the text is any method's"
     card = json.loads((tmp_path / "copy" / "model_card.json").read_text())
     assert card["layers_of_target"] == [0, 5] and card["prompts"] == "written by the target"
+    assert card["options"]["steps"] == METHODS["independent"].steps
     drafted = invoke(*drafter(tmp_path / "copy", words), "--recipe", "leviathan")
     assert drafted.exit_code == 0, drafted.stderr
     assert json.loads(drafted.stdout)["drafted"] > 0

@@ -82,6 +82,8 @@ def test_a_layout_is_recognised_and_loses_no_bit(tmp_path: Path, layout: str, va
     if "token_map" in found:              # rows are put in order of their ids
         order = found["token_map"].argsort()
         ours = {n: t[order] if n.startswith("lm_heads") else t for n, t in ours.items()}
+    if layout == "mtp_qwen3next":         # norms are stored around zero
+        ours = {n: 1 + t.float() if t.ndim == 1 else t for n, t in ours.items()}
     assert bits(head.tensors) == bits(ours)
     if layout in SAME_NAMES:
         assert head.tensors.keys() == {renamed(layout, n) for n in ours}

@@ -104,7 +104,7 @@ def test_the_law_of_a_step_is_the_target_s(rule: Any, selection: Selection) -> N
         drafter.fork(0, 1, len(text))
         view = View(
             0, 1, text[-1], 3, 9, Sampling(1.0), tape.request(0, 0),
-            draw=lambda row, depth: law_of(np.round(row, 4), Sampling(1.0)),
+            draw=lambda row, depth, ids=None: law_of(np.round(row, 4), Sampling(1.0)),
         )
         [tree] = lockstep(Grown.levels(2, 2, selection=selection), [drafter], [view], [Plan(9)])
         for v in range(tree.nodes):

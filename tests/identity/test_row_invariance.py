@@ -20,11 +20,14 @@ pytestmark = pytest.mark.model
 
 ROWS = (4, 8, 16, 33)
 WORST = 0.0                               # fraction of rows that may differ on the CPU backends made for it
-BACKENDS = {"compiled": {}, "int8": {"quant": "int8"}, "torch": {"compile": False}}
+BACKENDS = {"compiled": {}, "int8": {"quant": "int8"}, "torch": {"compile": False}, "int4": {"quant": "int4"}}
+EXACT = ("mkldnn-packed", "compiled", "int4 weights")
 WORST_ELSEWHERE = 0.1
 
 
-@pytest.fixture(scope="module", params=BACKENDS)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "int4")) for name in BACKENDS
+])
 def target(demo: Path, request: pytest.FixtureRequest) -> LMTarget:
     options: dict[str, Any] = BACKENDS[request.param]
     try:
@@ -60,7 +63,7 @@ def test_rows_of_trees_equal_rows_of_plain_steps(target: LMTarget, length: int) 
             np.testing.assert_allclose(ours, alone, atol=1.0)
     target.release(slot)
     target.release(prompt)
-    worst = WORST if target.info.backend.startswith(("mkldnn-packed", "compiled")) else WORST_ELSEWHERE
+    worst = WORST if target.info.backend.startswith(EXACT) else WORST_ELSEWHERE
     assert different / counted <= worst, f"{different} of {counted} rows differ at {length} tokens"
 
 
@@ -79,8 +82,27 @@ def test_rows_of_a_batch_equal_rows_alone(target: LMTarget) -> None:
             different += not np.array_equal(together.logits(i, row), alone.logits(0, row))
     for slot in slots:
         target.release(slot)
-    worst = WORST if target.info.backend.startswith(("mkldnn-packed", "compiled")) else WORST_ELSEWHERE
+    worst = WORST if target.info.backend.startswith(EXACT) else WORST_ELSEWHERE
     assert different / counted <= worst, f"{different} of {counted} rows differ"
+
+
+def test_rows_of_requests_that_begin_alike_equal_rows_alone(target: LMTarget) -> None:
+    """What they share is read once (`systems.ordered`, in layers on torch); no row may tell."""
+    common, slots = prefill(target, words(700, 3)), [target.acquire() for _ in range(3)]
+    rng = np.random.default_rng(1)
+    groups = []
+    for slot, shared, n in zip(slots, (700, 700, 520), (1, 6, 9), strict=True):
+        target.fork(common, slot, shared)
+        tree = TokenTree.of(words(n - 1, n), [int(rng.integers(-1, i)) for i in range(n - 1)])
+        groups.append(tree_group(slot, 1000 + n, shared, tree))
+    together, _ = call(target, groups)
+    rows = [together.logits(i, row) for i, g in enumerate(groups) for row in range(len(g.tokens))]
+    alone = [found.logits(0, row) for g in groups for found, _ in [call(target, [g])] for row in range(len(g.tokens))]
+    different = sum(not np.array_equal(a, b) for a, b in zip(rows, alone, strict=True))
+    for slot in (common, *slots):
+        target.release(slot)
+    worst = WORST if target.info.backend.startswith(EXACT) else WORST_ELSEWHERE
+    assert different / len(rows) <= worst, f"{different} of {len(rows)} rows differ"
 
 
 def test_greedy_text_equals_transformers_up_to_near_ties(target: LMTarget, demo: Path) -> None:

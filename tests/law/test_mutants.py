@@ -64,7 +64,7 @@ def test_loading_a_mutant_leaves_the_package_alone() -> None:
     (PortOfTraversal(last_first=True), BOTH), (PortOfBlock(), CHAINS), (PortOfBlock(stops_early=True), CHAINS),
     (ArgmaxFirst(), BOTH),
     (CumulatedCoin(), (Request(Given(TokenTree.of([0, 0, 1], [-1, -1, -1], selection=Selection.RETRIEVED)), P, Q),)),
-], ids=str)
+], ids=["deepest", "ratio", "last first", "block", "stops early", "argmax first", "cumulated coin"])
 def test_wrong_ports_are_told(rule: Rule, cases: tuple[Request, ...]) -> None:
     assert verdict(rule, [c for c in cases if IID not in c.policy.selections])
 

@@ -39,7 +39,8 @@ def target() -> TinyTarget:
 def view(slot: int, root: int, position: int, temperature: float = 0.0) -> View:
     sampling = Sampling(temperature)
     return View(
-        slot, slot, root, position, 9, sampling, Rng(0).at(position), draw=lambda row, depth: law(row, sampling)
+        slot, slot, root, position, 9, sampling, Rng(0).at(position),
+        draw=lambda row, depth, ids=None: law(row, sampling),
     )
 
 

@@ -41,7 +41,7 @@ def random_head(
         linear("fc", HIDDEN, len(taps) * HIDDEN if wide else 2 * HIDDEN, bias=kind == "eagle1")
     for i in range(config.layers):
         at, width = f"mtp_layers.{i}." if module else f"layers.{i}.", 2 * HIDDEN if wide and i == 0 else HIDDEN
-        if kind != "eagle1" or i:
+        if kind != "eagle1" or i or config.norm_input:
             norm(f"{at}input_layernorm")
         norm(f"{at}post_attention_layernorm")
         linear(f"{at}self_attn.q_proj", HEADS * HEAD_DIM, width, biases)
@@ -111,7 +111,7 @@ def naive(head: Head, base: Base, tokens: list[int], features: torch.Tensor) -> 
     else:
         pair = (norm(e, "mtp_layers.0.token_layernorm"), norm(features, "mtp_layers.0.hidden_layernorm"))
         x = linear(torch.cat(pair, -1), "mtp_layers.0.input_proj" if module else "fc")
-        seen = norm(x, "mtp_layers.0.input_layernorm") if module else x
+        seen = norm(x, f"{'mtp_layers' if module else 'layers'}.0.input_layernorm")
     for i in range(c.layers):
         at = f"mtp_layers.{i}." if module else f"layers.{i}."
         if i:

@@ -9,9 +9,9 @@ import pytest
 
 from hedgerow.control.cost_aware import CostAware
 from hedgerow.core.errors import UsageError
-from hedgerow.core.parts import Ask, Children, Feats, Frontier, Needs, Row, Sampling, Step, View
+from hedgerow.core.parts import Ask, Children, Feats, Frontier, Needs, Row, Sampling, Step, Verdict, View
 from hedgerow.core.rng import Rng
-from hedgerow.core.tree import ROOT, Selection
+from hedgerow.core.tree import ROOT, Selection, TokenTree
 from hedgerow.draft.advised import EDGES, Advised, voice
 from hedgerow.draft.blend import BlendDrafter
 from hedgerow.engine.loop import Loop
@@ -109,6 +109,26 @@ def test_unlikely_nodes_are_not_worth_a_call() -> None:
     unlikely = grown(drafter, view, ROOT)[1]
     grown(drafter, view, unlikely)
     assert learned.asked == [[ROOT]]
+
+
+@pytest.mark.parametrize(("target_s", "calls"), [(1.0, 1), (100.0, 2)])
+def test_a_call_below_the_root_must_pay_for_its_seconds(target_s: float, calls: int) -> None:
+    now = [0.0]
+    drafter, learned = advised(least=0.0, worth=10.0, clock=lambda: now[0])
+    inner = learned.children
+
+    def slowly(asks: Sequence[Ask]) -> Children:
+        now[0] += 0.1 if all(ROOT not in a.frontier.nodes for a in asks) else 9.0
+        return inner(asks)
+
+    learned.children = slowly  # type: ignore[method-assign]
+    drafter.begin(0, [5, 9, 2], Feats())
+    for expected in (2, calls):                             # nothing is known of either at first
+        learned.asked.clear()
+        view = view_of(0, 2)
+        grown(drafter, view, grown(drafter, view, ROOT)[0])
+        assert len(learned.asked) == expected
+        drafter.commit(0, Step(TokenTree.empty(), Verdict((), 2, "bonus"), Feats(), 2, 4, target_s))
 
 
 def test_sure_memories_are_enough() -> None:

@@ -17,21 +17,13 @@ from hedgerow.draft.formats.head import Head, HeadConfig
 from hedgerow.draft.nets.base import HeadNet, HeadOut
 from hedgerow.draft.nets.compiled import compiled_head
 from hedgerow.draft.nets.reference import TorchHead
-from hedgerow.systems import compiled, mask
+from hedgerow.systems import mask
 from hedgerow.systems.attention import Span
 from hedgerow.systems.kv import KVStore, open_store
 from hedgerow.systems.rank import top_k
 
 HIDDEN, TARGET_HIDDEN, HEADS, KV_HEADS, DIM, INNER, VOCAB, DRAFT = 96, 64, 4, 2, 64, 80, 300, 205
 TAPS = (0, 2, 3)
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    built = compiled.build(tmp_path_factory.mktemp("native"))
-    if built.library is None:
-        pytest.skip(f"no compiled layers on this machine: {built.why_not}")
-    return built.library
 
 
 def head(seed: int = 0, layers: int = 1, biases: bool = False, qk_norms: bool = False, **flags: Any) -> Head:

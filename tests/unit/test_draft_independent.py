@@ -93,7 +93,7 @@ def test_q_rows_are_the_laws_the_children_were_drawn_from(target):
     drafter = drafter_of(target)
     drafter.begin(0, [1, 2, 3], Feats())
     view = View(request=0, slot=0, root=3, position=2, room=9, sampling=Sampling(1.0), rng=Rng(0).at(2),
-                draw=lambda row, depth: np.exp(row - row.max()) / np.exp(row - row.max()).sum())
+                draw=lambda row, depth, ids=None: np.exp(row - row.max()) / np.exp(row - row.max()).sum())
     asked = Frontier([-1], [3], selection=Selection.WITHOUT_REPLACEMENT)
     got = drafter.children([Ask(0, asked, view)])
     q = drafter.row(0, got.origin[0])

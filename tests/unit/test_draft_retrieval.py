@@ -43,7 +43,7 @@ def says(text: tuple[int, ...]) -> Said:
 @every
 def test_children_are_retrieved_with_probabilities(make: Make) -> None:
     drafter = begun(make)
-    assert drafter.selections == {Selection.RETRIEVED}
+    assert drafter.selections == {Selection.RETRIEVED, Selection.COUPLED}
     for path in ((), (3,), (3, 4), (5, 4, 1)):
         got = ask(drafter, path)
         assert got and all(0.0 < p < 1.0 for p in got.values()) and sum(got.values()) < 1.0
@@ -77,7 +77,7 @@ def test_one_call_answers_many_nodes_of_many_requests(make: Make) -> None:
 
 
 @every
-@pytest.mark.parametrize("selection", [s for s in Selection if s is not Selection.RETRIEVED])
+@pytest.mark.parametrize("selection", [s for s in Selection if s not in Retrieval.selections])
 def test_other_selections_are_refused(make: Make, selection: Selection) -> None:
     with pytest.raises(UsageError, match="it answers 'retrieved'"):
         begun(make).children([Ask(0, Frontier([-1], [2], selection=selection), view(2))])

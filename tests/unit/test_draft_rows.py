@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import torch
 from hedgerow.core.errors import UsageError
 from hedgerow.core.parts import Ask, Frontier, Sampling, View
 from hedgerow.core.probs import entropy, law
-from hedgerow.core.rng import Rng
+from hedgerow.core.rng import Purpose, Rng
 from hedgerow.core.select import top_ids
 from hedgerow.core.tree import Selection
-from hedgerow.draft.rows import Rows, answer, depth_of
+from hedgerow.draft.rows import DRAWN, Rows, answer, depth_of
+from hedgerow.engine.processors import Processors
 
 VOCAB = 50
 
@@ -22,7 +24,7 @@ VOCAB = 50
 def view(sampling: Sampling, slot: int = 0) -> View:
     return View(
         slot, slot, root=1, position=4, room=9, sampling=sampling, rng=Rng(3).at(4),
-        draw=lambda row, depth: law(row, sampling),
+        draw=lambda row, depth, ids=None: law(row, sampling),
     )
 
 
@@ -46,19 +48,44 @@ def test_children_are_what_the_whole_law_gives(selection: Selection, sampling: S
     rows = rows_for(sampling, columns)
     k = 2 if selection is Selection.HUB else 4
     got = answer([asked(rows, selection, (k,))], {0: rows}, lambda ask, node: 1)
-    greedy = sampling.temperature == 0.0 and not selection.drawn      # ranked by the law at temperature 1
+    greedy = sampling.temperature == 0.0 and not selection.drawn
+    ranked = greedy or selection is Selection.TOP_K                   # by the unfiltered law, greedy ones at 1
     whole = np.full(VOCAB, -np.inf)
     whole[slice(None) if rows.ids[1] is None else rows.ids[1]] = rows.logits[1].numpy()
-    q = law(whole, Sampling(1.0)) if greedy else rows.law(1)
+    q = law(whole, Sampling(sampling.temperature or 1.0)) if ranked else rows.law(1)
     assert q.sum() == pytest.approx(1.0) and np.count_nonzero(q) <= columns
     np.testing.assert_allclose(got.log_q, np.log(q[list(got.token)]), atol=1e-5)
     best = [t for t in top_ids(q, k).tolist() if q[t] > 0]
-    if selection is Selection.TOP_K or greedy:
+    if ranked:
         assert list(got.token) == best
     assert got.aux["top"][0][: len(best)] == pytest.approx(np.log(q[best]).tolist(), abs=1e-5)
     assert got.aux["confidence"][0] == pytest.approx(q.max(), abs=1e-5)
     assert got.aux["entropy"][0] == pytest.approx(entropy(q), abs=1e-4)
     assert got.origin == [1] * len(got.token) and sum(got.count) == len(got.token) > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.7), Sampling(1.0, top_p=0.8), Sampling(1.3, top_k=40)])
+def test_what_is_drawn_from_is_the_law_of_the_best(sampling: Sampling) -> None:
+    noise = np.random.default_rng(5)
+    rows = Rows(replace(view(sampling), position=9), 4 * DRAWN)
+    rows.add(torch.from_numpy(noise.normal(0, 2, 3 * DRAWN).astype(np.float32)), 1, np.arange(7, 3 * DRAWN + 7))
+    got = answer([asked(rows, Selection.WITHOUT_REPLACEMENT, (200,))], {0: rows}, lambda ask, node: 0)
+    row = rows.logits[0].numpy()
+    kept = np.sort(top_ids(row, DRAWN if not sampling.top_k else sampling.top_k))
+    want = np.zeros(4 * DRAWN)
+    want[kept + 7] = law(row[kept], sampling)
+    np.testing.assert_allclose(rows.law(0), want, atol=1e-6)
+    assert set(got.token) == set(np.flatnonzero(want).tolist()), "drawn to the last"
+    first = Rng(3).at(4).race(want, 3, 10, Purpose.DRAFT, 0)
+    assert got.token[:3] == first
+
+
+def test_barred_tokens_are_not_drawn() -> None:
+    process = Processors(Sampling(1.0), min_tokens=3, stop_ids=frozenset({5, 60}))
+    rows = Rows(replace(view(Sampling(1.0)), draw=lambda row, depth, ids=None: process(row, depth, ids)), 100)
+    rows.add(torch.arange(50.0), 1, np.arange(11, 61))
+    rows.add(torch.arange(50.0), 3, np.arange(11, 61))
+    assert rows.law(0)[60] == 0.0 < rows.law(1)[60]
 
 
 def test_requests_are_ranked_together_and_answered_apart() -> None:

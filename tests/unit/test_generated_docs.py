@@ -58,8 +58,8 @@ def test_a_measured_recipe_becomes_a_table(tmp_path: Path) -> None:
             "machine": {"cpu": "a chip", "cores": 2},
         },
     }
-    (tmp_path / "retrieval.json").write_text(json.dumps(result), encoding="utf-8")
-    text = figures(tmp_path, "retrieval")
+    (tmp_path / "auto.json").write_text(json.dumps(result), encoding="utf-8")
+    text = figures(tmp_path, "auto")
     assert "| gsm8k | 1 | 2.00 | 1.25 | 1.00 | 0.100 | 1.67 | 1.67 | 16.7 | 10.0 | none |" in text
     assert "| repeat | 1 | 2.00 | 1.25 | 1.00 | 0.100 | 1.67 | 1.67 | 16.7 | 10.0 | 1 (1 at a near-tie) |" in text
     assert text.endswith("`python -m hedgerow.bench.run`, 2026-11-30, a chip, 2 cores, torch 2.13.0.")

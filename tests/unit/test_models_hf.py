@@ -105,8 +105,8 @@ def test_the_self_test_finds_an_attention_that_ignores_the_tree(
     true = net.forward
 
     def everything(tokens: Any, positions: Any, step: Any, *rest: Any) -> Any:
-        for group in step._groups:
-            group.bias.zero_()
+        for part in (p for c in step._clusters for p in c.parts):
+            part.bias.zero_()
         return true(tokens, positions, step, *rest)
 
     def by_index(tokens: Any, positions: Any, *rest: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,19 @@ import pytest
 import torch
 
 from hedgerow.core.errors import UsageError
+from hedgerow.core.parts import TargetInfo
+from hedgerow.core.tree import TokenTree
 from hedgerow.models import hf
 from hedgerow.models.native import NativeNet, compiled_net
+from hedgerow.models.runner import Runner
 from hedgerow.models.truncate import first_layers
-from hedgerow.systems import compiled
 from hedgerow.target.lm import LMTarget, load_target
-from tests.unit.models_kit import call, prefill, prompt_group, write_llama
+from tests.unit.models_kit import call, prefill, prompt_group, tree_group, write_llama
 
 WIDE = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 130}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def needs_a_compiler(tmp_path_factory: pytest.TempPathFactory) -> None:
-    if why := compiled.build(tmp_path_factory.mktemp("native")).why_not:
-        pytest.skip(f"no compiled layers on this machine: {why}")
+pytestmark = pytest.mark.usefixtures("library")            # skips where there is no compiler
 
 
 def open_target(path: Path, **options: Any) -> LMTarget:
@@ -46,15 +46,13 @@ def logits(target: LMTarget, ids: list[int]) -> np.ndarray:
     ],
 )
 def test_models_of_the_known_kinds_are_compiled_and_close_to_themselves(
-    tmp_path: Path, kind: str, options: dict[str, Any]
+    tmp_path: Path, library: ctypes.CDLL, kind: str, options: dict[str, Any]
 ) -> None:
     path = write_llama(tmp_path / "m", model=kind, **{**WIDE, **options})
-    built = compiled.build(tmp_path / "native")
-    assert built.library is not None
     told: list[str] = []
     net = hf.load(
         path, kind, torch.bfloat16, "cpu", lambda model: None,
-        fast=lambda model: compiled_net(model, built.library, "none"), told=told.append,  # type: ignore[arg-type]
+        fast=lambda model: compiled_net(model, library, "none"), told=told.append,
     )
     assert isinstance(net, NativeNet) and not told
     assert net.model is None, "the weights are not held twice"
@@ -69,28 +67,73 @@ def test_models_of_the_known_kinds_are_compiled_and_close_to_themselves(
         ({"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}, "multiples of 16 and 64"),
     ],
 )
-def test_other_models_run_on_torch_and_say_why(tmp_path: Path, options: dict[str, Any], reason: str) -> None:
+def test_other_models_run_on_torch_and_say_why(
+    tmp_path: Path, library: ctypes.CDLL, options: dict[str, Any], reason: str
+) -> None:
     path = write_llama(tmp_path / "m", **{**WIDE, **options})
-    built = compiled.build(tmp_path / "native")
     net = hf.load(path, "m", torch.bfloat16, "cpu", lambda model: None)
-    assert built.library is not None
     with pytest.raises(hf.ModelError, match=reason):
-        compiled_net(net.model, built.library, "none")
+        compiled_net(net.model, library, "none")
 
 
-def test_a_model_whose_modules_hide_a_difference_fails_the_self_test(tmp_path: Path) -> None:
+def test_a_model_whose_modules_hide_a_difference_fails_the_self_test(tmp_path: Path, library: ctypes.CDLL) -> None:
     path = write_llama(tmp_path / "m", **WIDE)
-    built = compiled.build(tmp_path / "native")
     told: list[str] = []
 
     def tampered(model: Any) -> NativeNet:
-        net = compiled_net(model, built.library, "none")  # type: ignore[arg-type]
+        net = compiled_net(model, library, "none")
         model.model.layers[0].mlp.down_proj.weight.data.neg_()  # the model itself now does something else
         return net
 
     net = hf.load(path, "m", torch.bfloat16, "cpu", lambda model: None, fast=tampered, told=told.append)
     assert isinstance(net, hf.HFNet)
     assert "away from the same path alone" in told[0]
+
+
+@pytest.fixture(scope="module")
+def small(library: ctypes.CDLL, tmp_path_factory: pytest.TempPathFactory) -> NativeNet:
+    """A random model of two layers in compiled layers."""
+    path = write_llama(tmp_path_factory.mktemp("small") / "m", **{**WIDE, "max_position_embeddings": 600})
+    net = hf.load(
+        path, "m", torch.bfloat16, "cpu", lambda model: None, fast=lambda model: compiled_net(model, library, "none")
+    )
+    assert isinstance(net, NativeNet)
+    return net
+
+
+@pytest.mark.parametrize("rows", [[1] * 13, [2, 1, 12, 1, 3, 1, 1, 2, 1], [9, 9, 1, 1, 1, 1, 1, 1, 1, 1]])
+def test_what_requests_have_in_common_is_read_once_and_no_bit_tells(
+    small: NativeNet, rows: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, rng = NativeNet(small.decoder, small.config, None), np.random.default_rng(len(rows))
+    info = TargetInfo("small", net.vocab, 600, "cpu", "bf16", "compiled bf16")
+    target = LMTarget(Runner(net, len(rows) + 1, 600, 256), info)
+    common = prefill(target, rng.integers(0, 128, 410).tolist())
+    groups, joined = [], list[int]()
+    for i, n in enumerate(rows):
+        slot, length = target.acquire(), 410 if i % 4 else 300   # the last pages of some are their own
+        target.fork(common, slot, length)
+        call(target, [prompt_group(slot, rng.integers(0, 128, 3 * i + 1).tolist(), length)])
+        target.commit(slot, range(3 * i + 1))
+        tree = TokenTree.of(rng.integers(0, 128, n - 1), [int(rng.integers(-1, j)) for j in range(n - 1)])
+        groups.append(tree_group(slot, 5, length + 3 * i + 1, tree))
+    forward = net.decoder.forward
+
+    def watched(*args: Any) -> Any:
+        joined.extend(s.joined for s in args[3])
+        return forward(*args)
+
+    monkeypatch.setattr(net.decoder, "forward", watched)
+    together, _ = call(target, groups)
+    assert sorted(set(joined)) == [0, 256] and joined.count(0) == 1
+    net.shared = 1 << 40
+    apart, _ = call(target, groups)
+    assert not any(joined[len(rows) :])
+    alone = [call(target, [g])[0] for g in groups]
+    for i, n in enumerate(rows):
+        for row in range(n):
+            assert np.array_equal(together.logits(i, row), apart.logits(i, row))
+            assert np.array_equal(together.logits(i, row), alone[i].logits(0, row))
 
 
 @pytest.mark.model

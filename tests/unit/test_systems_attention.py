@@ -10,10 +10,11 @@ import torch
 
 from hedgerow.core.tree import TokenTree
 from hedgerow.systems import mask
-from hedgerow.systems.attention import BLOCK, MIN_ROWS, Layout, Span, StepAttention, layout
+from hedgerow.systems.attention import MIN_ROWS, WHOLE, Parts, Span, StepAttention
 from hedgerow.systems.kv import KVStore
 from hedgerow.systems.kv_contiguous import ContiguousKV
 from hedgerow.systems.kv_paged import PAGE, PagedKV
+from hedgerow.systems.ordered import BLOCK, Layout, layout
 from tests.unit.models_kit import held, random_tree, scattered
 
 DIM, KV_HEADS, FOLD = 16, 2, 3
@@ -46,9 +47,12 @@ def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: np.ndarray, s
     return (scores.softmax(-1) @ v).transpose(0, 1)
 
 
+@pytest.mark.parametrize("parts", [WHOLE, Parts(1, 1)])
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("prefixes", [[0], [1], [127], [128], [300], [5, 0, 130, 64], [126, 257]])
-def test_equals_the_dense_reference(ordered: bool, prefixes: Sequence[int], rng: np.random.Generator) -> None:
+def test_equals_the_dense_reference(
+    ordered: bool, prefixes: Sequence[int], parts: Parts, rng: np.random.Generator
+) -> None:
     kv = store()
     slots = [fill(kv, n, i) for i, n in enumerate(prefixes)]
     trees = [random_tree(rng, int(rng.integers(0, 12)), 9) for _ in prefixes]
@@ -58,7 +62,7 @@ def test_equals_the_dense_reference(ordered: bool, prefixes: Sequence[int], rng:
         spans.append(Span(slot, start, tree.rows, prefix, tree.mask, tree.positions(prefix)))
         start += tree.rows
     total = max(start, MIN_ROWS) + 2
-    step = StepAttention(kv, spans, total, HEADS, ordered=ordered)
+    step = StepAttention(kv, spans, total, HEADS, ordered=ordered, parts=parts)
     source = torch.Generator().manual_seed(99)
     q = torch.randn(HEADS, total, DIM, generator=source)
     k, v = torch.randn(2, KV_HEADS, total, DIM, generator=source)
@@ -162,11 +166,16 @@ def test_both_stores_give_the_same_bits(dtype: torch.dtype, prefix: int, ordered
             length, total = kv.length(slot), max(tree.rows, MIN_ROWS)
             kv.stage(slot, tree.rows)
             positions = tree.positions(length) if ordered else None
-            step = StepAttention(
-                kv, [Span(slot, 0, tree.rows, length, tree.mask, positions)], total, HEADS, ordered=ordered
-            )
-            step.write(0, *torch.randn(2, KV_HEADS, total, DIM, generator=source).to(dtype))
-            outs.append(step.attend(0, torch.randn(HEADS, total, DIM, generator=source).to(dtype), 0.3))
+            span = Span(slot, 0, tree.rows, length, tree.mask, positions)
+            steps = [
+                StepAttention(kv, [span], total, HEADS, ordered=ordered, parts=parts)
+                for parts in (WHOLE, Parts(1, 1), Parts())
+            ]
+            steps[0].write(0, *torch.randn(2, KV_HEADS, total, DIM, generator=source).to(dtype))
+            q = torch.randn(HEADS, total, DIM, generator=source).to(dtype)
+            outs += [step.attend(0, q, 0.3) for step in steps]
+            if ordered:
+                assert all(torch.equal(o, outs[-3]) for o in outs[-2:]), "a short mask changes no bit"
             kv.commit(slot, [0, *at])
         results.append([*outs, held(kv, slot, kv.length(slot))])
     for other in results[1:]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +13,18 @@ import pytest
 import torch
 
 from hedgerow.core.errors import UsageError
+from hedgerow.core.parts import Ask, Feats, Frontier, Sampling, View
+from hedgerow.core.rng import Rng
 from hedgerow.draft.base import Base
-from hedgerow.draft.formats.head import HeadConfig
+from hedgerow.draft.formats.head import Head, HeadConfig
+from hedgerow.draft.nets.rotary import Rotary
 from hedgerow.target.tiny import TinyTarget
 from hedgerow.train.data import Batch, Corpus
 from hedgerow.train.eagle import Eagle3, EagleModule
 from hedgerow.train.features import Seen, Shard, Shards, read_again
 from hedgerow.train.losses import TreeReward, soft_cross_entropy, top_k_cross_entropy
 from hedgerow.train.trainer import Progress, Settings, Trainer, chances, load_best, simulated
-from tests.unit.eagle_kit import HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, naive
+from tests.unit.eagle_kit import HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, drafter_of, naive
 
 VOCAB = 64
 
@@ -77,6 +81,42 @@ def test_a_training_step_sees_what_drafting_sees(target: TinyTarget, layers: int
                     features = torch.cat([features, fed[-1:]])
                 wanted, _ = naive(head, base, tokens[0, 1 : len(features) + 1].tolist(), features)
                 torch.testing.assert_close(logits[0, j], wanted[-1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scaling", [
+    {"rope_type": "linear", "factor": 8.0},
+    {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 16},
+])
+def test_scaled_positions_are_trained_as_they_are_drafted(target: TinyTarget, scaling: dict[str, Any]) -> None:
+    base = Base.of(target)
+    made = method(base).module
+    m = EagleModule(replace(made.config, rope_scaling=scaling))
+    m.load_state_dict(made.state_dict())
+    tokens = [3, 9, 27, 17, 51, 25, 11, 33]
+    taps = torch.randn(3, len(tokens) - 1, HIDDEN, generator=torch.Generator().manual_seed(1))
+    drafter = drafter_of(target, Head(m.config, m.state_dict()))
+    drafter.begin(0, tokens, Feats(taps=taps))
+    seen = View(0, 0, tokens[-1], len(tokens) - 1, 9, Sampling(), Rng(0).at(0))
+    got = drafter.children([Ask(0, Frontier([-1], [8]), seen)])
+    drafter.release(0)
+    mask = torch.ones(len(tokens) - 1, len(tokens) - 1, dtype=torch.bool).tril()
+    laws = []
+    for module in (m, made):
+        with torch.no_grad():
+            g = module.fc(torch.cat([*taps], -1)[None])
+            g = module.step(base.embedding[tokens[1:]][None], g, 0, [([], [])], mask)
+            laws.append(module.lm_head(module.norm(g))[0, -1].log_softmax(0)[got.token])
+    torch.testing.assert_close(torch.tensor(got.log_q), laws[0], rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(laws[0], laws[1], atol=1e-3)                    # the scaling does something here
+
+
+def test_the_rotation_passes_gradients_on() -> None:
+    config = HeadConfig("eagle3", HIDDEN, HIDDEN, VOCAB, VOCAB, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM)
+    rotary = Rotary(config, torch.float64, torch.device("cpu"))
+    angles = rotary.at(torch.arange(3))
+    x = torch.randn(2, 1, 3, HEAD_DIM, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: rotary.turn(y, *angles), x)
 
 
 def test_the_loss_is_the_cross_entropy_and_its_gradient_is_right() -> None:

@@ -137,7 +137,7 @@ def test_it_is_written_as_a_model_that_opens_as_a_drafter(
     kv = SimpleNamespace(slots=2, max_len=64, max_rows=64)
     built: Any = SimpleNamespace(
         target=SimpleNamespace(runner=SimpleNamespace(
-            net=SimpleNamespace(dtype=torch.float32, device="cpu", vocab=VOCAB), kv=kv)),
+            net=SimpleNamespace(dtype=torch.float32, device="cpu", vocab=VOCAB, captured=None), kv=kv)),
         drafter=str(out), info=SimpleNamespace(quant="none"), tokenizer=None,
     )
     drafter = companion(built)

@@ -11,7 +11,7 @@ from hedgerow.bench import tables
 NONE = "_Not measured yet._"
 
 RECIPE = """\
-Recipe `{recipe}` against plain decoding on the same loaded target: model `{model}`, greedy, up to {max_tokens} new
+Recipe `{recipe}` against plain decoding on the same loaded target: model `{model}`, {how}, up to {max_tokens} new
 tokens, {repetitions} interleaved pairs a prompt, first turns only. *Warm*: one process, the prompts in order, what was
 learned is kept; *cold*: everything is forgotten before each prompt. *all* leaves out `repeat`, the prompts that ask for
 their own text again. τ is tokens per step; *apart* counts prompts whose tokens differ from plain decoding's.
@@ -20,11 +20,11 @@ RECIPE_HEAD = """\
 | prompts | | τ warm | τ cold | T(rows) / T(plain) | drafting / T(plain) | speed-up | worst | tok/s \
 | plain tok/s | apart |
 |---|---|---|---|---|---|---|---|---|---|---|"""
-PLAIN_HEAD = """\
-Plain decoding against `generate` of transformers: same model, dtype and threads, interleaved, prefill included.
-
-| prompt | prompt tokens | ours, tok/s | `generate`, tok/s | ratio |
-|---|---|---|---|---|"""
+PLAIN = """\
+Plain decoding against `generate` of transformers: same model and threads, taking turns in one run, prefill included.
+`generate` computes in {theirs}, ours in the form its column names: where that is int8, quantised against {theirs}.
+Ratios are medians over turns, lowest and highest in brackets.
+"""
 
 
 def figures(folder: Path, name: str) -> str:
@@ -45,7 +45,9 @@ def figures(folder: Path, name: str) -> str:
 
 
 def _recipe(result: dict[str, Any]) -> str:
-    lines = [RECIPE.format(**result["setup"]), RECIPE_HEAD]
+    heat = result["setup"].get("temperature", 0.0)
+    how = f"temperature {heat:g}, plain decoding at the same seeds" if heat else "greedy"
+    lines = [RECIPE.format(**result["setup"], how=how), RECIPE_HEAD]
     for family, t in result["summary"].items():
         cells = [
             family, str(t["prompts"]), f"{t['tokens_per_step']:.2f}", f"{t['tokens_per_step_cold']:.2f}",
@@ -58,11 +60,20 @@ def _recipe(result: dict[str, Any]) -> str:
 
 
 def _plain(result: dict[str, Any]) -> str:
-    lines = [PLAIN_HEAD]
+    forms, theirs = list(result["summary"]), result["theirs"]
+    heads = ["prompt", "prompt tokens", f"`generate` {theirs}, tok/s", *(f"ours {f}, tok/s | ratio" for f in forms)]
+    lines = [PLAIN.format(theirs=theirs), f"| {' | '.join(heads)} |", "|---" * (3 + 2 * len(forms)) + "|"]
     for p in result["prompts"]:
-        ours, theirs = f"{p['ours_tok_s']:.1f}", f"{p['theirs_tok_s']:.1f}"
-        lines.append(f"| {p['prompt']} | {p['prompt_tokens']} | {ours} | {theirs} | {p['ratio']:.2f} |")
-    return "\n".join(lines)
+        cells = [p["prompt"], str(p["prompt_tokens"]), f"{p['theirs_tok_s']:.1f}"]
+        for o in (p["ours"][form] for form in forms):
+            cells += [f"{o['tok_s']:.1f}", _ratio(o["ratio"], min(o["ratios"]), max(o["ratios"]))]
+        lines.append(f"| {' | '.join(cells)} |")
+    every = [_ratio(s["ratio"], s["ratio_min"], s["ratio_max"]) for s in result["summary"].values()]
+    return "\n".join([*lines, f"| all | | | {' | '.join(f'| {r}' for r in every)} |"])
+
+
+def _ratio(middle: float, low: float, high: float) -> str:
+    return f"{middle:.2f} ({low:.2f}–{high:.2f})"
 
 
 def _provenance(made: dict[str, Any]) -> str:

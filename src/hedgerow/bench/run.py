@@ -1,6 +1,6 @@
 """The figures of the README: a recipe against plain decoding over real prompts, interleaved, on one loaded target.
 
-    python -m hedgerow.bench.run --out docs/figures/retrieval.json
+    python -m hedgerow.bench.run --out docs/figures/auto.json
 
 Per prompt the runs take turns: plain, then one warm session per repetition, then a cold one. Warm sessions see every
 prompt once, in the files' order, so none meets its own answer again; a cold session forgets everything before each
@@ -42,6 +42,12 @@ class Setup:
     repetitions: int
     quant: str
     threads: int | None
+    temperature: float = 0.0
+
+    def options(self, number: int) -> dict[str, Any]:
+        """What prompt `number` is generated with; drawn texts have a seed of their own each."""
+        drawn = {"temperature": self.temperature, "seed": number} if self.temperature else {}
+        return {"max_tokens": self.max_tokens, **drawn}
 
 
 def main(
@@ -54,9 +60,10 @@ def main(
     repetitions: Annotated[int, typer.Option(help="Timed pairs a prompt.")] = 2,
     quant: Annotated[str, typer.Option(help="Quantisation of the target.")] = "none",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy; else one seed a prompt.")] = 0.0,
 ) -> None:
     """Measure a recipe against plain decoding and write every prompt's result."""
-    setup = Setup(model, recipe, nodes, families, max_tokens, repetitions, quant, threads)
+    setup = Setup(model, recipe, nodes, families, max_tokens, repetitions, quant, threads, temperature)
     partial = out.with_suffix(".partial.jsonl")
     rows = resume(partial, setup)
     console = Console(stderr=True)
@@ -115,17 +122,17 @@ def measure(setup: Setup, rows: list[dict[str, Any]], partial: Path, console: Co
             bar.update(task, completed=i, description=f"{prompt.family} {prompt.id}")
             if i < len(rows):
                 for each in warm:
-                    each.generate(prompt.messages, max_tokens=setup.max_tokens)
+                    each.generate(prompt.messages, **setup.options(i))
                 continue
             base: list[api.Result] = []
             mine: list[api.Result] = []
             for turn, each in enumerate(warm):
                 pair = [(plain, base), (each, mine)]
                 for who, results in pair if turn % 2 == 0 else reversed(pair):
-                    results.append(who.generate(prompt.messages, max_tokens=setup.max_tokens))
-            cold = session.fresh().generate(prompt.messages, max_tokens=setup.max_tokens)
+                    results.append(who.generate(prompt.messages, **setup.options(i)))
+            cold = session.fresh().generate(prompt.messages, **setup.options(i))
             apart = divergence(
-                session.target, session.request(prompt.messages, max_tokens=setup.max_tokens), mine[0].token_ids,
+                session.target, session.request(prompt.messages, **setup.options(i)), mine[0].token_ids,
                 base[0].token_ids,
             )
             ratios = [a.tok_s / b.tok_s for a, b in zip(mine, base, strict=True) if a.tok_s and b.tok_s]

@@ -30,7 +30,7 @@ _BUFFER_BYTES = 256 * 2**20
 _SIDE = 1024
 
 
-class _Timed:
+class TimedRule:
     """A rule that counts its seconds; everything else is the rule's own."""
 
     def __init__(self, rule: Any) -> None:
@@ -40,6 +40,7 @@ class _Timed:
         return getattr(self._rule, name)
 
     def verify(self, *args: Any) -> Any:
+        """The rule's verdict."""
         start = time.perf_counter()
         try:
             return self._rule.verify(*args)
@@ -73,7 +74,7 @@ def profile(session: Session, max_tokens: int = 128, prompt: str = PROMPT, repet
     """
     net = session.target.runner.net  # type: ignore[attr-defined]
     compiled = hasattr(net, "decoder")
-    rule = _Timed(session.recipe.rule)
+    rule = TimedRule(session.recipe.rule)
     timed = dataclasses.replace(session, recipe=dataclasses.replace(session.recipe, rule=rule))
     found: list[dict[str, float]] = []
     sizes: list[tuple[float, float]] = []

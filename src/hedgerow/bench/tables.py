@@ -6,7 +6,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from hedgerow.bench.learned_tables import temperature_table, terms_table
+from hedgerow.bench.attention_table import attention_table
+from hedgerow.bench.gpu_table import gpu_tables
+from hedgerow.bench.learned_tables import (
+    coverage_table,
+    drafters_table,
+    exported_table,
+    temperature_table,
+    terms_table,
+    trainings_table,
+)
+from hedgerow.bench.steady_table import steady_table
 from hedgerow.bench.stream_table import stream_tables
 
 GAPS = {
@@ -149,9 +159,10 @@ def _spread(cell: dict[str, Any] | None, digits: int) -> str:
 
 
 MAKERS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "terms": terms_table, "temperature": temperature_table,
-    "stream": stream_tables,
+    "terms": terms_table, "temperature": temperature_table, "exported": exported_table,
+    "trainings": trainings_table, "drafters": drafters_table, "coverage": coverage_table,
+    "stream": stream_tables, "steady": steady_table,
     "rules": rules_tables, "policies": policies_tables, "backends": backends_table, "peers": peers_table,
-    "steps": steps_table,
+    "steps": steps_table, "gpu": gpu_tables, "attention": attention_table,
 }
 """Tables by the name of the benchmark that measured them."""

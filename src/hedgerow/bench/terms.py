@@ -84,19 +84,30 @@ def main(
 
 
 def counter(drafters: list[Any]) -> Callable[[], int]:
-    """How many passes the networks of these drafters have run so far. Mutates the networks: their `run` counts."""
+    """How many passes the networks of these drafters have run so far. Mutates the networks: what runs them counts.
+
+    A drafter without a network that says how it is run counts by being asked.
+    """
     count = [0]
-    for drafter in drafters:
-        net = getattr(getattr(drafter, "learned", drafter), "net", None)
-        if net is None:
-            continue
-        inner = net.run
 
-        def run(*args: Any, inner: Any = inner) -> Any:
+    def counted(owner: Any, name: str) -> None:
+        inner = getattr(owner, name)
+
+        def run(*args: Any, **options: Any) -> Any:
             count[0] += 1
-            return inner(*args)
+            return inner(*args, **options)
 
-        net.run = run
+        setattr(owner, name, run)
+
+    for drafter in drafters:
+        learned = getattr(drafter, "learned", drafter)
+        for part in ("net", "runner"):
+            if hasattr(getattr(learned, part, None), "run"):
+                counted(getattr(learned, part), "run")
+                break
+        else:
+            if hasattr(learned, "row") and hasattr(learned, "net"):
+                counted(learned, "children")
     return lambda: count[0]
 
 

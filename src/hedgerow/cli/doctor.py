@@ -134,6 +134,7 @@ def _backends(device: dict[str, Any]) -> list[dict[str, Any]]:
     import torch
 
     from hedgerow.models.weights import cache_dir
+    from hedgerow.systems import int4
     from hedgerow.systems.compiled import build
     from hedgerow.systems.linear import pack
 
@@ -142,6 +143,7 @@ def _backends(device: dict[str, Any]) -> list[dict[str, Any]]:
     slow = packed.why_not_faster
     library, why = build(cache_dir() / "native") if where == "cpu" else (None, "compiled layers are for the CPU")
     ready = library is not None
+    no_four = int4.why_not(torch.zeros(1, dtype=torch.bfloat16, device=where))
     found = [
         ("compiled layers", ready, why or "bf16 models of the kinds they know; others run on torch's operators"),
         ("int8 weights", False, "when asked for: --quant int8" if ready else why),
@@ -150,7 +152,8 @@ def _backends(device: dict[str, Any]) -> list[dict[str, Any]]:
         ("matrix products: weights packed once", not ready and not slow, slow or "where layers are not compiled"),
         ("weights streamed from disk", False, "when asked for: --stream MB"),
         ("cuda", device["cuda"], device["why_no_cuda"] or device["name"]),
-        ("int4 weights", False, "not in this version"),
+        ("steps as CUDA graphs", device["cuda"], device["why_no_cuda"] or "what cannot be recorded runs eager"),
+        ("int4 weights", False, no_four or "when asked for: --quant int4 (says where it is slower)"),
     ]
     return [{"name": name, "active": active, "reason": reason} for name, active, reason in found]
 

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from hedgerow.cli import bounds, chat, doctor, generate, profile_step, recipes, simulate, train
+from hedgerow.cli import bounds, chat, doctor, export, generate, profile_step, recipes, simulate, train
 from hedgerow.core.errors import HedgerowError, UnknownName
 
 BROKEN_PIPE = 141
@@ -120,6 +120,7 @@ app.command(name="generate")(generate.generate)
 app.command(name="chat")(chat.chat)
 app.add_typer(recipes.app, name="recipes", cls=Commands)
 app.command(name="doctor")(doctor.doctor)
+app.command(name="export")(export.export)
 app.command(name="profile-step")(profile_step.profile_step)
 app.command(name="simulate")(simulate.simulate)
 app.command(name="bounds")(bounds.bounds)

@@ -24,7 +24,9 @@ TopP = Annotated[float, typer.Option("--top-p", help="Sample from the likeliest 
 TopK = Annotated[int, typer.Option("--top-k", help="Sample from this many likeliest tokens; 0: from all.")]
 MinP = Annotated[float, typer.Option("--min-p", help="Drop tokens below this share of the top probability.")]
 Seed = Annotated[int, typer.Option("--seed", help="The same seed gives the same text, with any tree or none.")]
-Quant = Annotated[str, typer.Option("--quant", help="Quantise the target when it is loaded: `none` or `int8`.")]
+Quant = Annotated[
+    str, typer.Option("--quant", help="Quantise the target when it is loaded: `none`, `int8` or `int4` (least memory).")
+]
 Stream = Annotated[
     int | None,
     typer.Option("--stream", metavar="MB", help="Leave weights on disk; they pass through memory, so many MB at once."),
@@ -33,7 +35,7 @@ Dtype = Annotated[str, typer.Option("--dtype", help="`auto`, `bf16` or `fp32`.")
 Device = Annotated[str, typer.Option("--device", help="`auto`, `cpu`, `cuda` or `cuda:N`.")]
 Threads = Annotated[int | None, typer.Option("--threads", help="CPU threads; the library's own choice when not given.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Measured costs of this machine to decide by.")]
-NoCompile = Annotated[bool, typer.Option("--no-compile", help="Run eager: no compiler is used.")]
+NoCompile = Annotated[bool, typer.Option("--no-compile", help="Run eager: nothing is compiled or captured.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No messages and no statistics on stderr.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from hedgerow.cli import options as o
-from hedgerow.cli import train_drafter
+from hedgerow.cli import train_compare, train_drafter
 from hedgerow.core.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ LEAST = 20                                 # steps with drafts, or judged nodes,
 DEEPER = 4                                 # most extra layers of a bin
 
 app = typer.Typer(help="Train a drafter for your model, or fit a gate from a recorded trace.", rich_markup_mode=None)
-for _name, _about in train_drafter.METHODS.items():
-    app.command(name=_name, help=f"{_about} {train_drafter.HELP}")(train_drafter.drafter)
+for _name in train_drafter.METHODS:
+    app.command(name=_name, help=train_drafter.about(_name))(train_drafter.drafter)
+app.command()(train_compare.compare)
 
 
 @app.callback()

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -18,21 +18,40 @@ if TYPE_CHECKING:
     from hedgerow.train.job import Told
     from hedgerow.train.trainer import Checked, Progress
 
+class Usual(NamedTuple):
+    """What a command says of its method: a line about it, and what holds where the options are left out."""
+
+    about: str
+    steps: int
+    counted: str                          # what --steps counts
+    layers: int = 1
+
+
 METHODS = {
-    "eagle3": "One layer that continues the target's features, trained as it drafts (EAGLE-3).",
-    "dflash": "A block of tokens filled in one pass (DFlash).",
-    "dspark": "A block, corrected by the token before (DSpark).",
-    "domino": "A block, corrected along the path (Domino).",
-    "medusa": "Heads side by side on the last hidden state (Medusa).",
-    "hydra": "Heads that read the path before them (Hydra).",
-    "independent": "A few of the model's layers as a language model of their own.",
+    "eagle3": Usual(
+        "One layer that continues the target's features, trained as it drafts (EAGLE-3).", 3, "unrolled steps",
+    ),
+    "dflash": Usual("A block of tokens filled in one pass (DFlash).", 7, "depths of a block of 8"),
+    "dspark": Usual("A block, corrected by the token before (DSpark).", 7, "depths of a block of 8"),
+    "domino": Usual("A block, corrected along the path (Domino).", 15, "depths of a block of 16"),
+    "medusa": Usual("Heads side by side on the last hidden state (Medusa).", 4, "heads"),
+    "hydra": Usual("Heads that read the path before them (Hydra).", 4, "heads"),
+    "independent": Usual("A few of the model's layers as a language model of their own.", 5, "depths validated", 4),
 }
-"""What can be trained; `train.methods` has the same names."""
+"""What can be trained; `train.methods` has the same names and numbers."""
 
 HELP = """The model writes prompts and answers; the drafter learns from what the model saw meanwhile.
 
 Ctrl-C ends it with what is learned so far; the same command goes on. MT-bench, HumanEval and the first 100 rows of
 GSM8K are for evaluation: written prompts that share eight words with one of them are dropped."""
+
+
+
+def about(name: str) -> str:
+    """The help of a method's command."""
+    usual = METHODS[name]
+    return f"{usual.about} {HELP}\n\nUsual here: --layers {usual.layers}, --steps {usual.steps} ({usual.counted})."
+
 
 EVALUATION = ("mt_bench", "gsm8k", "humaneval")
 EXPORTED = "exported.json"                 # where a run's drafter was written: it may be replaced there
@@ -52,9 +71,9 @@ def drafter(
     ] = None,
     draft_vocab: Annotated[int, typer.Option("--draft-vocab", help="Tokens the drafter knows.")] = 8192,
     taps: Annotated[str, typer.Option("--taps", help="Hidden states to read, as 2,15,27; else the method's.")] = "",
-    layers: Annotated[int | None, typer.Option("--layers", help="Layers of the drafter; else the method's.")] = None,
+    layers: Annotated[int | None, typer.Option("--layers", help="Layers of the drafter; else the usual.")] = None,
     steps: Annotated[
-        int | None, typer.Option("--steps", help="Unrolled steps, heads, or depths of a block; else the method's.")
+        int | None, typer.Option("--steps", help="Unrolled steps, heads, or depths of a block; else the usual.")
     ] = None,
     align: Annotated[float, typer.Option("--align", help="eagle3: weight of HASS's top-k loss.")] = 0.0,
     tree_reward: Annotated[float, typer.Option("--tree-reward", help="eagle3: weight of GTO's tree reward.")] = 0.0,

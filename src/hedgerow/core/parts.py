@@ -70,7 +70,8 @@ class View:
     room: int                             # deepest draft that can still be committed (context, max tokens)
     sampling: Sampling
     rng: Source                           # keyed for this step
-    draw: Callable[[Row, int], Row] = lambda row, depth: row   # draft logits for children at a depth -> q, processed
+    draw: Callable[..., Row] = lambda row, depth, ids=None: row
+    """Draft logits for children at a depth -> q, processed; `ids`: the tokens of the columns, where not all, rising."""
     entropy: float | None = None          # of the target's law that chose the root, nats
     growth: Growth = field(default_factory=Growth)
 

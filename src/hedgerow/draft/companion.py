@@ -52,7 +52,8 @@ def companion(built: Built) -> LMDrafter:
     path = weights.resolve(spec)
     compiled = hasattr(own, "decoder")
     net, _ = open_net(
-        path, weights.name_of(spec), own.dtype, str(own.device), built.info.quant if compiled else "none", compiled
+        path, weights.name_of(spec), own.dtype, str(own.device), built.info.quant if compiled else "none",
+        compile=compiled or own.captured is not None,
     )
     words = _words(built, path, own.vocab, net.vocab)
     return LMDrafter(Runner(net, kv.slots, kv.max_len, kv.max_rows), words=words, vocab=own.vocab)

@@ -105,3 +105,13 @@ class Mixer:
             for t, share in zip(tokens, log_share):  # noqa: B905 — the innermost loop of drafting
                 score[t] = score.get(t, 0.0) + bias + slope * share
         return score, none
+
+
+def log_shares(count: Sequence[float]) -> list[float]:
+    """log(count / total) of each.
+
+    >>> [round(x, 3) for x in log_shares([1, 3])]
+    [-1.386, -0.288]
+    """
+    log_total = math.log(math.fsum(count))
+    return [math.log(c) - log_total for c in count]

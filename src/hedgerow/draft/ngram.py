@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from hedgerow.core.errors import UsageError
-from hedgerow.draft.mixing import Prior, Vote
-from hedgerow.draft.retrieval import LISTED, Kind, Retrieval, Taught, log_shares
+from hedgerow.draft.mixing import Prior, Vote, log_shares
+from hedgerow.draft.retrieval import LISTED, Kind, Retrieval, Taught
 
 State = tuple[int, tuple[int, ...], tuple[int, ...]]    # length of the match, its ends (newest first), last tokens
 

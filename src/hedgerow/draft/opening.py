@@ -45,7 +45,8 @@ def _them(count: int) -> str:
 def open_drafter(built: Built) -> Drafter:
     """The drafter in the directory the user named: a learned one in any layout, or a whole language model.
 
-    Raises: UsageError where none was named; ModelError for one that cannot be read, or was made for another target.
+    Raises: UsageError where none was named; ModelError for one that cannot be read, OtherTarget (a ModelError) for one
+    of other sizes or another tokenizer.
     """
     if built.drafter is None:
         raise UsageError("this recipe drafts with a learned drafter: give its directory with --drafter")
@@ -53,12 +54,16 @@ def open_drafter(built: Built) -> Drafter:
         raise UsageError("a learned drafter reads the features of a loaded target, and there is none here")
     from hedgerow.draft.base import Base
     from hedgerow.draft.companion import companion, is_language_model
-    from hedgerow.draft.formats import TargetFacts, load
+    from hedgerow.draft.formats import TargetFacts, fingerprint, load
 
     if is_language_model(built.drafter):
         return companion(built)
     net, base = getattr(getattr(built.target, "runner", None), "net", None), Base.of(built.target)
-    facts = TargetFacts(base.hidden, base.vocab, int(getattr(net, "layers", 0)), built.info.name)
+    words = getattr(built.tokenizer, "vocabulary", None)
+    facts = TargetFacts(
+        base.hidden, base.vocab, int(getattr(net, "layers", 0)), built.info.name,
+        tokenizer=None if words is None else fingerprint(words()),
+    )
     return drafter_of(load(built.drafter, target=facts), built.target)
 
 

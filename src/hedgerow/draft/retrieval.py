@@ -15,12 +15,14 @@ from typing import Any, NamedTuple, Protocol
 from hedgerow.core.errors import InvariantError, UsageError
 from hedgerow.core.parts import Ask, Children, Feats, Needs, Row, Step
 from hedgerow.core.tree import Selection
+from hedgerow.draft.luck import Luck
 from hedgerow.draft.mixing import Mixer, Prior, Vote
 
 Path = tuple[int, ...]
 
 LISTED = 8                                # tokens of a row that are used
 LEAST = 1e-3                              # share under which they are not
+LUCK = Prior(1.0, 0.0)                    # where trust in the target's noise starts: as in a race on the true law
 
 
 class Taught(NamedTuple):
@@ -78,8 +80,11 @@ class Kind:
 
 @dataclass
 class _Tenant:
+    """One mixture for steps whose noise is not looked at, one for those where it is: the same votes, other weights."""
+
     memories: list[Memory]
     mixer: Mixer
+    lucky: Mixer
 
 
 @dataclass
@@ -89,20 +94,25 @@ class _Slot:
     readers: list[Reader]
     states: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
     votes: dict[Path, list[Vote]] = field(default_factory=dict)
+    luck: Luck | None = None              # of the step under way, where it is looked at
 
 
 class Retrieval:
-    """A drafter that mixes the votes of several kinds of memory; every child is `retrieved`, there are no q rows.
+    """A drafter that mixes the votes of several kinds of memory; there are no q rows.
+
+    A child is `retrieved` — then it depends on the text alone — or, for match rules, `coupled`: the target's own noise
+    at its position (`Luck`) has a vote on every token that a memory speaks for, and the mixture learns what it is
+    worth. A greedy request has no noise: there both are one.
 
     log q of a child is the log of the estimated probability that the target goes there if the parent is right (see
     `Mixer`). All memory and all learned weights belong to a tenant; the `tenants` most recent are kept. `commit` learns
     from the nodes that were asked for in the step and lie on the accepted path, then takes in the rows and the tokens.
 
-    Raises: UsageError when asked for another selection than `retrieved` or for a row; InvariantError for a slot
-    that was not begun or a step that does not follow the last one.
+    Raises: UsageError when asked for another selection or for a row; InvariantError for a slot that was not begun or a
+    step that does not follow the last one.
     """
 
-    selections = frozenset({Selection.RETRIEVED})
+    selections = frozenset({Selection.RETRIEVED, Selection.COUPLED})
 
     def __init__(self, kinds: Sequence[Kind], base: float, tenants: int = 8) -> None:
         if tenants < 1:
@@ -138,25 +148,37 @@ class Retrieval:
         count: list[int] = []
         token: list[int] = []
         log_q: list[float] = []
-        for number, frontier, view in asks:
-            slot = self._slot(number)
-            if frontier.selection is not Selection.RETRIEVED:
+        for ask in asks:
+            _, frontier, view = ask
+            slot, luck = self._slot(ask.slot), self.luck(ask)
+            if frontier.selection not in self.selections:
                 raise UsageError(
-                    f"a retrieval drafter was asked for selection {frontier.selection.label!r}; it answers 'retrieved'"
+                    f"a retrieval drafter was asked for selection {frontier.selection.label!r}; it answers 'retrieved' "
+                    "and 'coupled'"
                 )
-            rank, tokens_to = slot.tenant.mixer.rank, view.growth.tokens_to
+            rank, tokens_to = (slot.tenant.lucky if luck else slot.tenant.mixer).rank, view.growth.tokens_to
             for node, k in zip(frontier.nodes, frontier.counts, strict=True):
-                best = rank(self._votes(slot, tokens_to(node) if node >= 0 else ()), k)
+                best = rank(self._heard(slot, tokens_to(node) if node >= 0 else ()), k)
                 count.append(len(best))
                 for t, value in best:
                     token.append(t)
                     log_q.append(value)
         return Children(count, token, log_q)
 
-    def surest(self, slot: int, path: Path) -> float:
+    def luck(self, ask: Ask) -> Luck | None:
+        """The noise the target will draw with in this step, where the ask may look at it and its source has numbers."""
+        slot, view = self._slot(ask.slot), ask.view
+        if ask.frontier.selection is not Selection.COUPLED or view.sampling.temperature == 0.0:
+            return None
+        if slot.luck is None and (noise := getattr(view.rng, "noise", None)):
+            slot.luck = Luck(noise, view.position)
+        return slot.luck
+
+    def surest(self, ask: Ask, path: Path) -> float:
         """The probability of the likeliest child of a path below the root, as the memories see it; 0 if they do not."""
-        state = self._slot(slot)
-        best = state.tenant.mixer.rank(self._votes(state, path), 1)
+        state = self._slot(ask.slot)
+        mixer = state.tenant.lucky if self.luck(ask) else state.tenant.mixer
+        best = mixer.rank(self._heard(state, path), 1)
         return math.exp(best[0][1]) if best else 0.0
 
     def advise(self, slot: int, path: Path, vote: Vote) -> None:
@@ -176,9 +198,9 @@ class Retrieval:
             )
         tree, committed = step.tree, step.verdict.committed(step.tree)
         for depth, token in enumerate(committed):
-            seen = state.votes.get(tuple(committed[:depth]))
-            if seen is not None:
-                state.tenant.mixer.learn(seen, token)
+            path = tuple(committed[:depth])
+            if path in state.votes:
+                (state.tenant.lucky if state.luck else state.tenant.mixer).learn(self._heard(state, path), token)
         paths: list[Path] = [()]
         for t, p in zip(tree.tokens.tolist(), tree.parent.tolist(), strict=True):
             paths.append((*paths[p + 1], t))
@@ -189,6 +211,7 @@ class Retrieval:
         state.tokens += committed
         state.states.clear()
         state.votes.clear()
+        state.luck = None
 
     def fork(self, src: int, dst: int, length: int) -> None:
         """Make `dst` a request of the same tenant that holds the first `length` tokens of `src`."""
@@ -218,13 +241,22 @@ class Retrieval:
         for kind in self.kinds:
             memories.append(kind.make(len(priors)))
             priors += kind.priors
-        return _Tenant(memories, Mixer(priors, self.base))
+        return _Tenant(memories, Mixer(priors, self.base), Mixer([*priors, LUCK], self.base))
 
     def _slot(self, slot: int) -> _Slot:
         state = self._slots.get(slot)
         if state is None:
             raise InvariantError(f"slot {slot} was not begun; open slots: {sorted(self._slots)}")
         return state
+
+    def _heard(self, slot: _Slot, path: Path) -> list[Vote]:
+        """All votes on the children of a path, that of luck on whatever the others speak for."""
+        votes = self._votes(slot, path)
+        if slot.luck is None or not votes:
+            return votes
+        tokens = list(dict.fromkeys([t for _, listed, _ in votes for t in listed]))
+        bucket = len(slot.tenant.mixer.slope)            # behind all others
+        return [*votes, (bucket, tokens, slot.luck.of(len(path) + 1, tokens))]
 
     def _votes(self, slot: _Slot, path: Path) -> list[Vote]:
         votes = slot.votes.get(path)
@@ -264,13 +296,3 @@ def _taught(feats: Feats, paths: Sequence[Path]) -> list[Taught]:
             share.pop()
         out.append(Taught(path, ids[: len(share)], share))
     return out
-
-
-def log_shares(count: Sequence[float]) -> list[float]:
-    """log(count / total) of each.
-
-    >>> [round(x, 3) for x in log_shares([1, 3])]
-    [-1.386, -0.288]
-    """
-    log_total = math.log(math.fsum(count))
-    return [math.log(c) - log_total for c in count]

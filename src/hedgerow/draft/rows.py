@@ -1,7 +1,9 @@
 """Draft rows of learned drafters: logits stay on the device, and what a policy asks for is picked from them.
 
-A row is the draft law of the children of one or more nodes. Where the best tokens are wanted and nothing is filtered,
-ids and log-probabilities of the best few cross to the host, many rows at a time; a draw needs the whole row.
+A row is the draft law of the children of one or more nodes. Ids and log-probabilities of its best tokens cross to the
+host, many rows at a time: a few where the best are the children, `DRAWN` where children are drawn. Those, filtered and
+renormalised, are then the law that is drawn from and that rules are told; what is behind them is hardly ever drawn, and
+passing over a vocabulary for every node costs more than it brings.
 """
 
 from __future__ import annotations
@@ -17,12 +19,13 @@ from jaxtyping import Float, Int
 
 from hedgerow.core.errors import UsageError
 from hedgerow.core.parts import Ask, Children, Row, Sampling, View
-from hedgerow.core.probs import entropy, law
-from hedgerow.core.select import Picked, pick, top_ids
+from hedgerow.core.probs import law
+from hedgerow.core.select import Picked, pick
 from hedgerow.core.tree import ROOT, Selection
 from hedgerow.systems.rank import top_k
 
 LEAST = 8                                 # ranks are fetched by powers of two from here: one size serves many trees
+DRAWN = 128                               # the best tokens of a row are its draft law, where children are drawn
 
 _COLD = Sampling(0.05)                    # the likeliest tokens are drawn in their order, nearly always
 
@@ -65,15 +68,17 @@ class Rows:
     ) -> range:
         """Append rows of one pass; returns their origins.
 
-        `ranks`, from a network that ranks itself: a row's best columns, their logits, log-sum-exp, entropy. Of no use,
-        and ignored, where the request's law is at another temperature than theirs.
+        `ranks`, from a network that ranks itself: a row's best columns, their logits, log-sum-exp, entropy, all at
+        temperature 1; at another one the last two are made anew.
         """
         first, n = len(self.logits), len(depth)
         self.logits += logits.unbind(0)
         self.depth += depth
         self.ids += [ids] * n
-        if ranks is not None and self.view.sampling.temperature in (0.0, 1.0):
-            k = ranks.shape[1] // 2 - 1
+        if ranks is not None:
+            k, heat = ranks.shape[1] // 2 - 1, self.view.sampling.temperature or 1.0
+            if heat != 1.0:
+                ranks = np.concatenate([ranks[:, :k], ranks[:, k : 2 * k] / heat, _totals(logits, heat)], 1)
             columns = ranks[:, :k].astype(np.int64)
             token = (columns if ids is None else ids[columns]).tolist()
             log_q, chaos = (ranks[:, k : 2 * k] - ranks[:, -2:-1]).tolist(), ranks[:, -1].tolist()
@@ -82,7 +87,7 @@ class Rows:
         return range(first, first + n)
 
     def law(self, origin: int) -> Row:
-        """q over the target's vocabulary, as the request samples it; 0 outside the row's columns.
+        """q over the target's vocabulary: the row's best tokens, as the request samples them.
 
         A greedy request's is the law at a low temperature, not at none: it leaves siblings to be drawn, and whatever
         they were drawn from, a rule that reads q keeps the target's one token.
@@ -92,34 +97,68 @@ class Rows:
         if origin not in self.laws:
             if not 0 <= origin < len(self.logits):
                 raise UsageError(f"draft row {origin} was asked for; this step has {len(self.logits)}")
-            row = self.logits[origin].float().cpu().numpy()
-            ids = self.ids[origin]
-            if ids is not None or len(row) < self.vocab:
-                whole = np.full(self.vocab, -np.inf, np.float32)
-                whole[slice(0, len(row)) if ids is None else ids] = row
-                row = whole
-            greedy = self.view.sampling.temperature == 0.0
-            self.laws[origin] = _cold(row) if greedy else self.view.draw(row, self.depth[origin])
+            self.rank({origin: DRAWN})
+            best, heat = self.best[origin], self.view.sampling.temperature
+            ids = np.array(best.token[:DRAWN], np.int64)
+            rising = np.argsort(ids)
+            ids, logits = ids[rising], np.array(best.log_q[:DRAWN])[rising] * (heat or 1.0)
+            q = np.zeros(self.vocab)
+            if len(ids):
+                q[ids] = self.view.draw(logits, self.depth[origin], ids) if heat else _cold(logits)
+            self.laws[origin] = q
         return self.laws[origin]
 
+    def lacks(self, origin: int, k: int) -> bool:
+        """Whether fewer than `k` ranks of a row are known, and more could be."""
+        have = self.best.get(origin)
+        return have is None or (len(have.token) < k and len(have.token) < len(self.logits[origin]))
+
+    def rank(self, wanted: Mapping[int, int]) -> None:
+        """Fetch so many ranks of some rows, where they are not known."""
+        for origin, k in wanted.items():
+            if self.lacks(origin, k):
+                _fetch([(self, origin)], k)
+
     def ranked(self, selection: Selection) -> bool:
-        """Whether children of this selection are simply the best of the unfiltered row."""
-        sampling = self.view.sampling
-        if sampling.temperature == 0.0:
-            return not selection.drawn
-        return selection is Selection.TOP_K and not sampling.filtered
+        """Whether children of this selection are simply the best of the row.
+
+        A filter keeps the best, so it does not matter here: log q of ranked children is that of the unfiltered row.
+        """
+        return not selection.drawn if self.view.sampling.temperature == 0.0 else selection is Selection.TOP_K
 
 
 def ranks_for(asks: Sequence[Ask], rows: Mapping[int, Rows]) -> int:
-    """How many ranks of every row these frontiers want, rounded up to a size that serves many; 0: no row is ranked."""
-    most = max(
-        (k for ask in asks if rows[ask.slot].ranked(ask.frontier.selection) for k in ask.frontier.counts), default=0
-    )
+    """How many ranks of every row these frontiers want, rounded up to a size that serves many."""
+    most = max((_ranks(rows[ask.slot], ask, k) for ask in asks for k in ask.frontier.counts), default=0)
     return max(LEAST, 1 << (most - 1).bit_length()) if most else 0
 
 
+def _ranks(rows: Rows, ask: Ask, k: int) -> int:
+    """Ranks of a row that its `k` children take."""
+    return k if rows.ranked(ask.frontier.selection) else DRAWN
+
+
+def _totals(logits: Float[torch.Tensor, "rows columns"], heat: float) -> Float[np.ndarray, "rows 2"]:
+    """log-sum-exp of each row's logits / heat and the entropy of their softmax, on the host.
+
+    On the CPU by numpy: so few numbers are not worth waking torch's threads between two passes of the network.
+    """
+    if logits.device.type == "cpu":
+        x = logits.float().numpy() * np.float32(1.0 / heat)
+        peak = x.max(1, keepdims=True)
+        x -= peak
+        weight = np.exp(x)
+        total = weight.sum(1, keepdims=True)
+        weight *= np.maximum(x, np.float32(-1e4))
+        chaos = np.log(total) - weight.sum(1, keepdims=True) / total
+        return np.concatenate([peak + np.log(total), chaos], 1)
+    logs = (logits.float() / heat).log_softmax(1)
+    chaos = -(logs.exp() * logs.clamp_min(-1e4)).sum(1, keepdim=True)
+    return torch.cat([(logits[:, :1].float() / heat) - logs[:, :1], chaos], 1).cpu().numpy()
+
+
 def _cold(row: Row) -> Row:
-    """The law at a low temperature, without what is as good as never drawn."""
+    """The law of logits at a low temperature, without what is as good as never drawn."""
     q = law(row, _COLD)
     q[q < 1e-30] = 0.0
     return q / q.sum()
@@ -191,21 +230,21 @@ def _children(rows: Rows, ask: Ask, node: int, k: int, at: int | None) -> tuple[
     frontier = ask.frontier
     q = rows.law(at)
     got = pick(q, k, frontier.selection, ask.view.rng, ask.view.position + rows.depth[at], node + 1, frontier.source)
-    ids = top_ids(q, k + 1)
-    return got, Best(ids.tolist(), [math.log(x) for x in q[ids].tolist() if x > 0.0], entropy(q))
+    ids = np.flatnonzero(q)
+    mass = q[ids]
+    order = np.lexsort((ids, -mass))[: k + 1]
+    return got, Best(ids[order].tolist(), np.log(mass[order]).tolist(), float(-(mass * np.log(mass)).sum()))
 
 
 def _rank(asks: Sequence[Ask], rows: Mapping[int, Rows], found: Sequence[Sequence[int | None]], block: bool) -> None:
-    """Fetch the best tokens of all rows that are to be ranked and are not yet, or not far enough: once for all."""
+    """Fetch the best tokens of all rows that are wanted and are not known yet, or not far enough: once for all."""
     wanted: dict[tuple[int, int], int] = {}               # (slot, origin) -> ranks
     for ask, origins in zip(asks, found, strict=True):
         mine = rows[ask.slot]
-        if not mine.ranked(ask.frontier.selection):
-            continue
-        for node, k, at in zip(ask.frontier.nodes, ask.frontier.counts, origins, strict=True):
+        for node, count, at in zip(ask.frontier.nodes, ask.frontier.counts, origins, strict=True):
+            k = _ranks(mine, ask, count)
             for o in range(len(mine.logits)) if block and node == ROOT else () if at is None else (at,):
-                have = mine.best.get(o)
-                if have is None or (len(have.token) < k and len(have.token) < len(mine.logits[o])):
+                if mine.lacks(o, k):
                     wanted[ask.slot, o] = max(k, wanted.get((ask.slot, o), 0))
     sizes: dict[int, list[tuple[int, int]]] = {}
     for slot, at in wanted:

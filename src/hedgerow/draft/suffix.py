@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import islice
 
 from hedgerow.core.errors import UsageError
-from hedgerow.draft.mixing import Prior, Vote
-from hedgerow.draft.retrieval import LISTED, Kind, Retrieval, Taught, log_shares
+from hedgerow.draft.mixing import Prior, Vote, log_shares
+from hedgerow.draft.retrieval import LISTED, Kind, Retrieval, Taught
 
 LENGTHS = (1, 2, 3, 4, 6, 9, 15)          # upper ends of the match-length buckets; longer ones share a last bucket
 BUCKETS = len(LENGTHS) + 1

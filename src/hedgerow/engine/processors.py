@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from hedgerow.core.parts import Sampling
 from hedgerow.core.probs import law
@@ -36,17 +36,21 @@ class Processors:
         """Whether the law is simply the argmax of the raw logits, so that the row need not leave the device."""
         return self.sampling.temperature == 0.0 and not self._bars(completed)
 
-    def logits(self, row: Row, completed: int) -> Row:
-        """Logits after penalties, biases and bars; the input is not changed."""
+    def logits(self, row: Row, completed: int, ids: Int[np.ndarray, " columns"] | None = None) -> Row:
+        """Logits after penalties, biases and bars; the input is not changed. `ids`: the columns' tokens, where not all.
+        """
         if not self._bars(completed):
             return row
         out = np.array(row)
-        out[[i for i in self.stop_ids if i < len(out)]] = -np.inf
+        if ids is None:
+            out[[i for i in self.stop_ids if i < len(out)]] = -np.inf
+        else:
+            out[np.isin(ids, list(self.stop_ids))] = -np.inf
         return out
 
-    def __call__(self, row: Row, completed: int) -> Row:
+    def __call__(self, row: Row, completed: int, ids: Int[np.ndarray, " columns"] | None = None) -> Row:
         """The law of completion token number `completed` (0-based)."""
-        return law(self.logits(row, completed), self.sampling)
+        return law(self.logits(row, completed, ids), self.sampling)
 
     def _bars(self, completed: int) -> bool:
         return completed < self.min_tokens and bool(self.stop_ids)

@@ -99,5 +99,5 @@ class Running:
         return View(
             request=self.number, slot=self.slot, root=self.finish.ids[-1], position=self.position,
             room=self.finish.remaining - 1, sampling=self.request.sampling, rng=self.rng.at(self.position),
-            draw=lambda row, depth: self.process(row, completed + depth - 1), entropy=self.entropy,
+            draw=lambda row, depth, ids=None: self.process(row, completed + depth - 1, ids), entropy=self.entropy,
         )

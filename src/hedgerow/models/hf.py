@@ -1,7 +1,7 @@
 """Contact with transformers: loading a model and running it on our keys and attention.
 
 No modelling code is copied. Our attention is registered under its own name; the model's forward pass calls it with
-the step's `StepAttention` as a keyword, and hands new keys and values to a `Cache` that writes them into our slots.
+the step's `Attention` as a keyword, and hands new keys and values to a `Cache` that writes them into our slots.
 Positions come from us, so siblings of a tree share one. A self-test at load shows that both are honoured.
 """
 
@@ -21,7 +21,7 @@ from hedgerow.models.convert import first_line, quiet, read_config
 from hedgerow.models.native import NativeNet
 from hedgerow.models.runner import NetOut, Network
 from hedgerow.models.serve import probe, refusal
-from hedgerow.systems.attention import StepAttention
+from hedgerow.systems.attends import Attention
 from hedgerow.systems.stream import Streamed
 
 ATTENTION = "hedgerow"
@@ -34,7 +34,7 @@ _UNSERVED = {                             # keywords of an attention call that c
 class SlotCache(Cache):
     """The cache of one forward pass: it writes keys and values into the step's slots and keeps nothing itself."""
 
-    def __init__(self, step: StepAttention) -> None:
+    def __init__(self, step: Attention) -> None:
         super().__init__(layers=[])
         self.step = step
 
@@ -60,7 +60,7 @@ class SlotCache(Cache):
 
 def attention(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: torch.Tensor | None,
-    scaling: float | None = None, hedgerow_step: StepAttention | None = None, **kwargs: Any,
+    scaling: float | None = None, hedgerow_step: Attention | None = None, **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Our attention under transformers' calling convention: [1, heads, rows, head_dim] → [1, rows, heads, head_dim]."""
     if hedgerow_step is None:
@@ -105,7 +105,7 @@ class HFNet(Network):
         self._mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
 
     def forward(
-        self, tokens: Int[torch.Tensor, " rows"], positions: Int[torch.Tensor, " rows"], step: StepAttention,
+        self, tokens: Int[torch.Tensor, " rows"], positions: Int[torch.Tensor, " rows"], step: Attention,
         keep: Int[torch.Tensor, " kept"] | None, taps: Sequence[int], last_hidden: bool,
     ) -> NetOut:
         """All rows through all layers; logits of rows `keep` (None: all). Taps are indices of `hidden_states`."""

@@ -22,9 +22,12 @@ from hedgerow.core.errors import ModelError
 from hedgerow.core.parts import Needs
 from hedgerow.models.runner import NetOut, Network
 from hedgerow.systems.attention import Span
+from hedgerow.systems.clusters import clusters
 from hedgerow.systems.kv import KVStore
 from hedgerow.systems.native import Decoder, LayerWeights, Matrix, Rows, Weights, interleave, matrix
 
+SHARED = 256                              # keys; fewer are read from the processor's caches anyway
+TILE = 12                                 # queries that meet a block of keys at once, as in kernels.h
 _LAYER = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
 _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
@@ -33,10 +36,12 @@ _MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 class NativeNet(Network):
     """A `Network` whose whole pass is one call of the compiled library.
 
-    `seconds`: if set, the time of each part of a pass (`systems.native.PARTS`) is added to it.
+    `seconds`: if set, the time of each part of a pass (`systems.native.PARTS`) is added to it. `shared`: the fewest
+    keys that requests have in common for these to be read once for all of them; it changes no bit of a row.
     """
 
     streamed = None
+    shared = SHARED
 
     def __init__(self, decoder: Decoder, config: Any, model: Any) -> None:
         w = decoder.weights
@@ -56,17 +61,25 @@ class NativeNet(Network):
         keep: Sequence[int], needs: Needs,
     ) -> NetOut:
         """As `Network.run`; any number of rows."""
+        tables = [np.ascontiguousarray(kv.table(s.slot)[0], np.int32) for s in spans]
         rows = []
-        for s in spans:
-            table, _ = kv.table(s.slot)
-            sees = np.ascontiguousarray(s.ancestors).view(np.uint8)
-            rows.append(Rows(s.start, s.rows, s.prefix, sees, np.ascontiguousarray(table, np.int32)))
+        for c in clusters(tables, [s.prefix for s in spans], kv.pool.shape[3], self.shared):
+            fill = self._fill(sum(spans[i].rows for i in c.members), len(c.members))
+            for i in c.members:
+                s, sees = spans[i], np.ascontiguousarray(spans[i].ancestors).view(np.uint8)
+                joined = c.shared if fill and i != c.members[0] else 0
+                rows.append(Rows(s.start, s.rows, s.prefix, sees, tables[i], joined))
         out = self.decoder.forward(
             kv.pool, np.ascontiguousarray(tokens, np.int64), np.ascontiguousarray(positions, np.int64), rows,
             np.array(keep, np.int64), [t % (self.layers + 1) for t in needs.taps], needs.last_hidden, needs.top_k,
             self.seconds,
         )
         return NetOut(out.logits, out.taps, out.last_hidden, out.ranks)
+
+    def _fill(self, rows: int, members: int) -> bool:
+        """Whether rows of requests fill the kernel's tiles of 12 queries together and not each on its own."""
+        queries = rows * self.heads // self.kv_heads
+        return queries >= 2 * TILE and queries < TILE * members
 
     def first(self, layers: int) -> NativeNet:
         """A network of the first layers with the same embedding, norm and head; no weight is copied."""

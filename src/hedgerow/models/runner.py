@@ -18,7 +18,9 @@ from jaxtyping import Float, Int
 from hedgerow.core.errors import CapacityError, InvariantError
 from hedgerow.core.parts import Feats, Needs, RowGroup
 from hedgerow.systems import mask
+from hedgerow.systems.attends import Attention
 from hedgerow.systems.attention import MIN_ROWS, Span, StepAttention, Workspace
+from hedgerow.systems.captured import Captured, Forward
 from hedgerow.systems.kv import Kind, KVStore, open_store
 from hedgerow.systems.rank import ranks_of
 
@@ -35,7 +37,8 @@ class NetOut(NamedTuple):
 class Network:
     """A decoder whose attention is ours: what a runner needs to know of it, and its forward pass.
 
-    A network implements `forward`, over torch's operators and `StepAttention`, or `run` as a whole.
+    A network implements `forward`, over torch's operators and an `Attention`, or `run` as a whole. Its steps may be
+    `captured`.
     """
 
     vocab: int
@@ -45,9 +48,10 @@ class Network:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+    captured: Captured | None = None
 
     def forward(
-        self, tokens: Int[torch.Tensor, " rows"], positions: Int[torch.Tensor, " rows"], step: StepAttention,
+        self, tokens: Int[torch.Tensor, " rows"], positions: Int[torch.Tensor, " rows"], step: Attention,
         keep: Int[torch.Tensor, " kept"] | None, taps: Sequence[int], last_hidden: bool,
     ) -> NetOut:
         """All rows through all layers; logits of rows `keep` (None: all). Taps are indices of hidden states."""
@@ -71,6 +75,10 @@ class Network:
 
         The reference path never runs fewer than `MIN_ROWS` rows: below, matrix products take another way.
         """
+        if self.captured is not None and len(keep) == len(tokens):
+            forward = self.static(needs)
+            if outs := self.captured.run(forward, kv, self.heads, tokens, positions, spans, needs):
+                return unpacked(outs, needs)
         rows = len(tokens)
         total = max(rows, MIN_ROWS)
         if total > rows:
@@ -84,6 +92,23 @@ class Network:
             needs.taps, needs.last_hidden,
         )
         return out._replace(logits=out.logits[kept]) if few else out
+
+    def static(self, needs: Needs) -> Forward:
+        """The pass as `systems.captured` records it: what `unpacked` takes apart, the best tokens ranked in it too."""
+
+        def forward(tokens: torch.Tensor, positions: torch.Tensor, step: Attention) -> list[torch.Tensor]:
+            out = self.forward(tokens, positions, step, None, needs.taps, needs.last_hidden)
+            more = (None if out.taps is None else out.taps.transpose(0, 1)), out.last_hidden
+            return [ranks_of(out.logits.float(), needs.top_k), out.logits, *(x for x in more if x is not None)]
+
+        return forward
+
+
+def unpacked(outs: Sequence[torch.Tensor], needs: Needs) -> NetOut:
+    """The results of a recorded pass as those of any other."""
+    ranks, logits, *more = outs
+    taps = more.pop(0).transpose(0, 1) if needs.taps else None
+    return NetOut(logits, taps, more[0] if needs.last_hidden else None, ranks)
 
 
 class _Piece(NamedTuple):

@@ -10,6 +10,7 @@ from torch import nn
 from hedgerow.core.errors import ModelError, UsageError
 from hedgerow.models.hf import HFNet
 from hedgerow.models.native import NativeNet
+from hedgerow.systems.captured import Captured
 
 
 def first_layers(net: HFNet | NativeNet, layers: int) -> HFNet | NativeNet:
@@ -32,6 +33,8 @@ def first_layers(net: HFNet | NativeNet, layers: int) -> HFNet | NativeNet:
     setattr(model, prefix, base)
     cut = HFNet(model)
     cut.layers = layers
+    if net.captured is not None:
+        cut.captured = Captured(net.captured.recorder)
     return cut
 
 

@@ -30,14 +30,20 @@ def mixed(built: Built) -> Drafter:
         return BlendDrafter(built.corpus)
 
     from hedgerow.draft.advised import Advised, voice
+    from hedgerow.draft.formats import OtherTarget
     from hedgerow.draft.opening import open_drafter
 
-    learned = open_drafter(replace(built, drafter=str(path)))
+    try:
+        learned = open_drafter(replace(built, drafter=str(path)))
+    except OtherTarget:
+        if built.drafter:
+            raise
+        return BlendDrafter(built.corpus)  # another model under the same name
     return Advised(BlendDrafter(built.corpus, more=[voice(CALLS)]), learned, CALLS)
 
 
 RECIPE = Recipe(
     name="auto", version=2, title="Suffix matches, recycled rows and a learned drafter, mixed", paper="",
     sources=(DraftSource("blend", "retrieval", mixed),),
-    policy=BestFirst(fanout=8, batch=4, selection=Selection.RETRIEVED), rule=Match(), nodes=15, controller=CostAware,
+    policy=BestFirst(fanout=8, batch=4, selection=Selection.COUPLED), rule=Match(), nodes=15, controller=CostAware,
 )

@@ -16,5 +16,5 @@ from hedgerow.verify.match import Match
 RECIPE = Recipe(
     name="auto_memories", version=1, title="Suffix matches and recycled rows, mixed", paper="",
     sources=(DraftSource("blend", "retrieval", lambda built: BlendDrafter(built.corpus)),),
-    policy=BestFirst(fanout=8, batch=4, selection=Selection.RETRIEVED), rule=Match(), nodes=15, controller=CostAware,
+    policy=BestFirst(fanout=8, batch=4, selection=Selection.COUPLED), rule=Match(), nodes=15, controller=CostAware,
 )

@@ -11,8 +11,10 @@ typedef struct {
     const Layer *layer;
 } Model;
 /* Rows `start` ... of the pass belong to a slot with `prefix` committed keys; the slot's keys lie in pages `table`.
- * `sees` [rows, width]: which pending rows of the slot each row sees; the last `rows` of them are the rows' own. */
-typedef struct { int64_t start, rows, prefix, width; const int32_t *table; const uint8_t *sees; } Span;
+ * `sees` [rows, width]: which pending rows of the slot each row sees; the last `rows` of them are the rows' own.
+ * `joined`: so many of the first keys are those of the span before, whole pages; spans that share keys are a cluster and
+ * name the same number, but for the first, whose number is 0. */
+typedef struct { int64_t start, rows, prefix, width; const int32_t *table; const uint8_t *sees; int64_t joined; } Span;
 typedef struct { bf16 *pool; int64_t pages, page_len; } Store;
 
 static inline bf16 *place(const Model *m, const Store *kv, const Span *s, int64_t side, int64_t head, int64_t t) {
@@ -60,14 +62,15 @@ static inline vf weigh(vf x) {
     return _mm512_scalef_ps(y, n);
 }
 
-/* Weighted sums of values, 64 numbers wide, for R queries over the first `end` keys, which all of them see. Two keys at
- * a time, at places 2i and 2i + 1: their numbers stand beside each other in bf16 pairs, and so do their weights. */
+/* Weighted sums of values, 64 numbers wide, for R queries over keys `begin` ... `end`, which all of them see, added to
+ * `out`. Two keys at a time, at places 2i and 2i + 1: their numbers stand beside each other in bf16 pairs, and so do
+ * their weights. */
 #define VALUES_TILE(R)                                                                                                 \
-    static void values_##R(const Model *m, const Store *kv, const Span *s, int64_t side, int64_t head, int64_t end,    \
-                           const bf16 *w, int64_t ldw, int64_t d, vf out[][4]) {                                       \
+    static void values_##R(const Model *m, const Store *kv, const Span *s, int64_t side, int64_t head, int64_t begin,  \
+                           int64_t end, const bf16 *w, int64_t ldw, int64_t d, vf out[][4]) {                          \
         vf sum[R][4];                                                                                                  \
-        UNROLL for (int i = 0; i < R; i++) for (int j = 0; j < 4; j++) sum[i][j] = _mm512_setzero_ps();                \
-        for (int64_t t0 = 0; t0 < end; t0 += 16) {    /* pages are multiples of 16 */                                   \
+        UNROLL for (int i = 0; i < R; i++) for (int j = 0; j < 4; j++) sum[i][j] = out[i][j];                          \
+        for (int64_t t0 = begin; t0 < end; t0 += 16) {    /* pages are multiples of 16 */                               \
             int64_t last = end - t0 < 16 ? end - t0 : 16;                                                              \
             const bf16 *v = place(m, kv, s, side, head, t0) + d;                                                       \
             const bf16 *next = t0 + 16 < end ? place(m, kv, s, side, head, t0 + 16) + d : v;                           \
@@ -85,7 +88,17 @@ static inline vf weigh(vf x) {
         }                                                                                                              \
         UNROLL for (int i = 0; i < R; i++) for (int j = 0; j < 4; j++) out[i][j] = sum[i][j];                          \
     }
+#define VALUES 6          /* queries of the widest of them: 24 sums, 4 pairs of values, a weight */
 VALUES_TILE(1) VALUES_TILE(2) VALUES_TILE(3) VALUES_TILE(4) VALUES_TILE(5) VALUES_TILE(6)
+
+static inline void values(int64_t r, const Model *m, const Store *kv, const Span *s, int64_t side, int64_t head,
+                          int64_t begin, int64_t end, const bf16 *w, int64_t ldw, int64_t d, vf out[][4]) {
+    switch (r) {
+#define CASE(R) case R: values_##R(m, kv, s, side, head, begin, end, w, ldw, d, out); break;
+        CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
+#undef CASE
+    }
+}
 
 /* The rest of one query's keys, `n` of them at places `at`, in pairs as above; a last odd key is paired with weight 0. */
 static void values_rest(const Model *m, const Store *kv, const Span *s, int64_t side, int64_t head, const int32_t *at,
@@ -140,19 +153,17 @@ static float soften(float *score, int64_t ld, int64_t open, const uint8_t *vis, 
     return (float)((double)sum / 16777216.0);
 }
 
-/* Queries `first` ... `first + count` of one key head of one span. Query i is row i / fold, query head i % fold.
- * `q` [rows, heads, dim] bf16; `out` [rows, heads, dim]; `score` holds [count, keys rounded up to 16]. */
-static void attend(const Model *m, const Store *kv, const Span *s, int64_t layer, int64_t head, int64_t first, int64_t count,
-                   const bf16 *q, float *out, float *score, bf16 *mine, uint8_t *vis, int32_t *rest) {
-    int64_t fold = m->heads / m->kv_heads, dim = m->dim, end = s->prefix + s->width, ld = (end + 15) / 16 * 16;
-    for (int64_t i = 0; i < count; i++) {
-        int64_t row = (first + i) / fold, h = head * fold + (first + i) % fold;
-        memcpy(mine + i * dim, q + ((s->start + row) * m->heads + h) * dim, dim * sizeof(bf16));
-    }
+/* A query: which row of which span, and which query head. */
+typedef struct { const Span *s; int64_t row, head; } Query;
+
+/* Scores of `count` queries for keys `begin` ... `end` of the span of the first; `score` [count, ld]. */
+static void score_keys(const Model *m, const Store *kv, const Query *who, int64_t count, int64_t side, int64_t head,
+                       int64_t begin, int64_t end, const bf16 *mine, float *score, int64_t ld) {
+    int64_t dim = m->dim;
     __m512i keys[dim / 2];
-    for (int64_t t = 0; t < ld; t += 16) {
-        const bf16 *k = place(m, kv, s, 2 * layer, head, t);
-        const bf16 *next = t + 16 < ld ? place(m, kv, s, 2 * layer, head, t + 16) : k;
+    for (int64_t t = begin; t < end; t += 16) {
+        const bf16 *k = place(m, kv, who->s, side, head, t);
+        const bf16 *next = t + 16 < end ? place(m, kv, who->s, side, head, t + 16) : k;
         for (int64_t d = 0; d < 16 * dim; d += 32) FETCH(next + d);  /* the next page is not where the processor looks */
         for (int64_t d = 0; d < dim; d += 32) turn(k + d, dim, keys + d / 2);
         int64_t parts = (count + TILE - 1) / TILE;
@@ -162,48 +173,84 @@ static void attend(const Model *m, const Store *kv, const Span *s, int64_t layer
             i += r;
         }
     }
-    int64_t open = s->prefix / 16 * 16;   /* before it, every key is seen */
+}
+
+/* Queries `first` ... `first + count` of one key head of the cluster that begins with span `s` and has its first
+ * `shared` keys in common. Query i of a span is row i / fold, query head i % fold; those of the next span follow.
+ * `q` [rows, heads, dim] bf16; `out` [rows, heads, dim]; `score` holds [count, keys rounded up to 16].
+ *
+ * Keys in common are read once for all queries, sums of values wait in `out` meanwhile; what is added to the sum of a
+ * query, and in which order, is the same as if it were alone. */
+static void attend(const Model *m, const Store *kv, const Span *s, int64_t shared, int64_t layer, int64_t head,
+                   int64_t first, int64_t count, const bf16 *q, float *out, float *score, bf16 *mine, uint8_t *vis,
+                   int32_t *rest) {
+    int64_t fold = m->heads / m->kv_heads, dim = m->dim, ld = 0;
+    Query who[QUERIES];
+    while (first >= s->rows * fold) first -= s++->rows * fold;
+    for (int64_t i = 0; i < count; i++, first++) {
+        if (first == s->rows * fold) first = 0, s++;
+        who[i] = (Query){s, first / fold, head * fold + first % fold};
+        int64_t keys = (s->prefix + s->width + 15) / 16 * 16;
+        if (keys > ld) ld = keys;
+        memcpy(mine + i * dim, q + ((s->start + who[i].row) * m->heads + who[i].head) * dim, dim * sizeof(bf16));
+    }
+    score_keys(m, kv, who, count, 2 * layer, head, 0, shared, mine, score, ld);
+    for (int64_t i = 0, n; i < count; i += n) {
+        for (n = 1; i + n < count && who[i + n].s == who[i].s;) n++;
+        int64_t end = (who[i].s->prefix + who[i].s->width + 15) / 16 * 16;
+        score_keys(m, kv, who + i, n, 2 * layer, head, shared, end, mine + i * dim, score + i * ld, ld);
+    }
     float total[QUERIES];
     for (int64_t i = 0; i < count; i++) {
-        int64_t row = (first + i) / fold;
-        if (!i || row != (first + i - 1) / fold) {
-            memset(vis, 1, s->prefix - open);
-            memcpy(vis + s->prefix - open, s->sees + row * s->width, s->width);
-            memset(vis + end - open, 0, ld - end);
+        const Span *own = who[i].s;
+        int64_t end = own->prefix + own->width, keys = (end + 15) / 16 * 16, open = own->prefix / 16 * 16;
+        if (!i || who[i].s != who[i - 1].s || who[i].row != who[i - 1].row) {
+            memset(vis, 1, own->prefix - open);     /* before `open`, every key is seen */
+            memcpy(vis + own->prefix - open, own->sees + who[i].row * own->width, own->width);
+            memset(vis + end - open, 0, keys - end);
         }
-        total[i] = soften(score + i * ld, ld, open, vis, m->scale);
+        total[i] = soften(score + i * ld, keys, open, vis, m->scale);
     }
     const bf16 *w = (const bf16 *)score;
-    for (int64_t i = 0; i < count;) {
-        int64_t r = count - i < 6 ? count - i : 6, from = (first + i) / fold, to = (first + i + r - 1) / fold, common = 0;
-        for (; common < s->width; common++) {         /* pending rows that every row of this tile sees */
+    #define SUM(I) (out + ((who[I].s->start + who[I].row) * m->heads + who[I].head) * dim)
+    for (int64_t i = 0, r; shared && i < count; i += r) {
+        r = count - i < VALUES ? count - i : VALUES;
+        for (int64_t d = 0; d < dim; d += 64) {
+            vf y[VALUES][4] = {0};
+            values(r, m, kv, who[i].s, 2 * layer + 1, head, 0, shared, w + 2 * i * ld, 2 * ld, d, y);
+            for (int64_t j = 0; j < r; j++)
+                for (int64_t k = 0; k < 4; k++) _mm512_storeu_ps(SUM(i + j) + d + 16 * k, y[j][k]);
+        }
+    }
+    for (int64_t i = 0, r; i < count; i += r) {
+        const Span *own = who[i].s;
+        for (r = 1; r < VALUES && i + r < count && who[i + r].s == own;) r++;
+        int64_t from = who[i].row, to = who[i + r - 1].row, common = 0;
+        for (; common < own->width; common++) {       /* pending rows that every row of this tile sees */
             int64_t row = from;
-            while (row <= to && s->sees[row * s->width + common]) row++;
+            while (row <= to && own->sees[row * own->width + common]) row++;
             if (row <= to) break;
         }
-        int64_t even = (s->prefix + common) / 2 * 2;
+        int64_t end = own->prefix + own->width, even = (own->prefix + common) / 2 * 2;
         for (int64_t d = 0; d < dim; d += 64) {
-            vf y[6][4];
-            switch (r) {
-#define CASE(R) case R: values_##R(m, kv, s, 2 * layer + 1, head, even, w + 2 * i * ld, 2 * ld, d, y); break;
-                CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#undef CASE
-            }
+            vf y[VALUES][4] = {0};
+            for (int64_t j = 0; shared && j < r; j++)
+                for (int64_t k = 0; k < 4; k++) y[j][k] = _mm512_loadu_ps(SUM(i + j) + d + 16 * k);
+            values(r, m, kv, own, 2 * layer + 1, head, shared, even, w + 2 * i * ld, 2 * ld, d, y);
             int64_t n = 0, listed = -1;
             for (int64_t j = 0; j < r; j++) {
-                int64_t row = (first + i + j) / fold, h = head * fold + (first + i + j) % fold;
+                int64_t row = who[i + j].row;
                 if (row != listed) {
                     n = 0, listed = row;
                     for (int64_t t = even; t < end; t++)
-                        if (t < s->prefix || s->sees[row * s->width + t - s->prefix]) rest[n++] = (int32_t)t;
+                        if (t < own->prefix || own->sees[row * own->width + t - own->prefix]) rest[n++] = (int32_t)t;
                 }
-                values_rest(m, kv, s, 2 * layer + 1, head, rest, n, w + 2 * (i + j) * ld, d, y[j]);
-                float *at = out + ((s->start + row) * m->heads + h) * dim + d;
+                values_rest(m, kv, own, 2 * layer + 1, head, rest, n, w + 2 * (i + j) * ld, d, y[j]);
                 vf by = _mm512_set1_ps(total[i + j]);
-                store_pairs(at, y[j][0], y[j][1], by);
-                store_pairs(at + 32, y[j][2], y[j][3], by);
+                store_pairs(SUM(i + j) + d, y[j][0], y[j][1], by);
+                store_pairs(SUM(i + j) + d + 32, y[j][2], y[j][3], by);
             }
         }
-        i += r;
     }
+    #undef SUM
 }

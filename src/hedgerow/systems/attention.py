@@ -3,26 +3,20 @@
 Rows of all groups lie behind one another in one sequence, as the linear layers want them; attention runs group by
 group, each against its slot's keys. Query heads that share a key head are folded into rows, so that keys are read once.
 
-Row invariance. A row must come out bit for bit the same whatever other rows the step has, or plain and speculative
-decoding drift apart. In a tree the keys of a path stand scattered among its siblings', so a kernel that sums in lanes
-or pairs adds the same numbers in another order. On the CPU sums are therefore taken so that order cannot matter:
+The committed keys of a long context are whole blocks that every row sees: they need no mask, so no mask of all rows
+times all keys is ever made; the keys behind them, the tree's among them, have a small one. Blocks that several slots
+have in common (one prompt, or a fork) are read once for the rows of all of them.
 
-* scores, weights and the weighted sum are computed in float32 by plain matrix products, which add key after key: keys
-  between that are not seen add exact zeros;
-* the sum over keys is cut where *positions* cross multiples of `BLOCK`, not where places do, and the products of a cut
-  stay short enough (`BLOCK` + pending keys ≤ 192) for the library not to cut them itself;
-* cuts are added, and weights summed, in float64, whose rounding disappears in the result;
-* no group has fewer than `MIN_ROWS` rows: below, matrix products take another path.
-
-Elsewhere PyTorch's own kernel runs with an additive mask, on key lengths rounded up alike.
+On the CPU a row comes out bit for bit the same in any tree, batch and number of parts (`systems.ordered`); no group has
+fewer than `MIN_ROWS` rows, because below that matrix products take another path. Elsewhere PyTorch's own kernel runs
+with an additive mask over all keys, on lengths rounded up alike, or on request in parts (`systems.lse`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,13 +24,27 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 
-from hedgerow.systems import mask
-from hedgerow.systems.kv import KVStore, Reader
+from hedgerow.systems import lse, mask, ordered
+from hedgerow.systems.kv import KVStore
+from hedgerow.systems.ordered import BLOCK, Layout, Part, Workspace, layout, segments
 from hedgerow.systems.slots import Places
 
 MIN_ROWS = 4
-BLOCK = 128
-_PAD = 64                                 # lengths of products are multiples of this
+NEVER = 1 << 30
+
+
+class Parts(NamedTuple):
+    """The fewest blocks of committed keys of a slot that have no mask (`clear`), and that several read once (`shared`).
+
+    They change no bit of a row on the CPU; elsewhere results are equal up to rounding. The defaults are where each
+    begins to pay (`bench.attention`).
+    """
+
+    clear: int = 16
+    shared: int = 4
+
+
+WHOLE = Parts(NEVER, NEVER)
 
 
 class Span(NamedTuple):
@@ -54,82 +62,30 @@ class Span(NamedTuple):
     positions: Int[np.ndarray, " width"] | None = None
 
 
-class Layout(NamedTuple):
-    """How the keys of a group are laid out for the products.
-
-    `order`: place of each key, −1 for padding; None when keys stand as in the slot. The first `full` blocks of `BLOCK`
-    keys are one batched product, each of `cuts` is one of its own.
-    """
-
-    order: Int[np.ndarray, " kv_len"] | None
-    kv_len: int
-    full: int
-    cuts: list[tuple[int, int]]
-
-
-def layout(prefix: int, positions: Int[np.ndarray, " width"] | None, width: int) -> Layout:
-    """Keys grouped by the block of their position; committed keys stand at their positions already.
-
-    >>> layout(126, np.array([126, 127, 127, 128]), 4)[1:]
-    (256, 0, [(0, 192), (192, 256)])
-    >>> layout(126, None, 4)[1:]
-    (192, 1, [(128, 192)])
-    """
-    end = prefix + width
-    places = np.arange(prefix, end)
-    at = places if positions is None else positions
-    if np.array_equal(at, places):        # a chain: places are positions
-        full, kv_len = end // BLOCK, -(-end // _PAD) * _PAD
-        return Layout(None, kv_len, full, [(full * BLOCK, kv_len)] if kv_len > full * BLOCK else [])
-    full = prefix // BLOCK
-    block = np.concatenate([np.arange(full * BLOCK, prefix) // BLOCK, at // BLOCK])
-    inside = np.concatenate([np.arange(full * BLOCK, prefix), places])
-    parts, cuts, begin = [np.arange(full * BLOCK)], [], full * BLOCK
-    for b in np.unique(block):
-        part = inside[block == b]
-        length = -(-len(part) // _PAD) * _PAD
-        parts += [part, np.full(length - len(part), -1)]
-        cuts.append((begin, begin + length))
-        begin += length
-    order = np.concatenate(parts)
-    if len(cuts) == 1:                    # one cut: siblings stand behind the committed keys, as in the slot
-        return Layout(None, begin, full, cuts)
-    return Layout(order, begin, full, cuts)
-
-
 @dataclass(frozen=True)
 class _Group:
+    """A span as it is attended: its first row, rows, padded rows, and where the rows' own keys and values go."""
+
     start: int
     rows: int
     padded: int
-    layout: Layout
-    bias: torch.Tensor                    # [1, fold * padded, kv_len], 0 or −inf
-    new: list[Places]                     # where the rows' own keys and values go
-    seen: Reader                          # all keys and values the group reads, as laid out
+    new: list[Places]
 
 
-class Workspace:
-    """Memory for the keys and values of one layer in float32, kept from step to step."""
+@dataclass(frozen=True)
+class _Cluster:
+    """Groups that share keys: their queries, folded and packed behind one another, meet these parts."""
 
-    def __init__(self) -> None:
-        self._memory = {side: torch.empty(0) for side in "kv"}
-        self._views = dict(self._memory)
-
-    def get(self, side: str, shape: tuple[int, ...]) -> torch.Tensor:
-        """A tensor of this shape with anything in it, until the next call for the same side."""
-        view = self._views[side]
-        if view.shape != shape:           # layers of one step ask for one shape again and again
-            size = math.prod(shape)
-            if self._memory[side].numel() < size:
-                self._memory[side] = torch.empty(size + size // 2)
-            view = self._views[side] = self._memory[side][:size].view(shape)
-        return view
+    groups: list[_Group]
+    parts: list[Part]
 
 
 class StepAttention:
     """What every attention layer of one forward pass needs: which rows are whose, where keys go, who sees what.
 
     `total` packed rows, of which the spans cover the first ones; rows beyond them are padding and come out as zeros.
+    `ordered`: sums that do not depend on the order of keys (None: on the CPU). `parts`: how keys are read in parts
+    (None: `Parts()` where rows keep their bits under it, `WHOLE` elsewhere, where nobody has measured what it brings).
 
     >>> from hedgerow.systems.kv_paged import PagedKV
     >>> kv = PagedKV(layers=1, kv_heads=1, head_dim=2, slots=1, max_len=8, max_rows=8)
@@ -143,34 +99,65 @@ class StepAttention:
 
     def __init__(
         self, kv: KVStore, spans: Sequence[Span], total: int, heads: int, workspace: Workspace | None = None,
-        ordered: bool | None = None,
+        ordered: bool | None = None, parts: Parts | None = None,
     ) -> None:
         self.kv, self.total = kv, total
         self.fold = heads // kv.kv_heads
         self.ordered = kv.device.type == "cpu" if ordered is None else ordered
         self._workspace = workspace or Workspace()
-        self._groups = [self._group(span) for span in spans]
+        self._parts = parts or (Parts() if self.ordered else WHOLE)
+        chains = [[] if self._parts == WHOLE else _blocks(kv, s) for s in spans]
+        self._clusters = [
+            self._cluster([spans[i] for i in members], [chains[i] for i in members])
+            for members in _clusters(chains, self._parts.shared)
+        ]
+        self._groups = [g for c in self._clusters for g in c.groups]
+
+    def _cluster(self, spans: Sequence[Span], chains: Sequence[Sequence[tuple[int, ...]]]) -> _Cluster:
+        """Parts of spans that share their first blocks (or of one): shared blocks, then the rest of each."""
+        groups = [self._group(s) for s in spans]
+        ends = np.cumsum([self.fold * g.padded for g in groups]).tolist()
+        rows = [slice(end - self.fold * g.padded, end) for g, end in zip(groups, ends, strict=True)]
+        parts, opened = list[Part](), [0] * len(spans)
+        for s in segments(chains):
+            if len(s.members) == 1 or s.end - s.begin < self._parts.shared or opened[s.members[0]] < s.begin:
+                continue
+            for i in s.members:
+                opened[i] = s.end
+            keys = (s.end - s.begin) * BLOCK
+            seen = self.kv.read(spans[s.members[0]].slot, s.end * BLOCK, begin=s.begin * BLOCK)
+            mine = _joined([rows[i] for i in s.members], self.kv.device)
+            parts.append(Part(mine, ((seen, keys),), Layout(None, keys, s.end - s.begin, []), None))
+        parts += [self._rest(*x) for x in zip(spans, groups, rows, opened, strict=True)]
+        return _Cluster(groups, parts)
 
     def _group(self, span: Span) -> _Group:
-        padded = max(span.rows, MIN_ROWS)
-        width = span.ancestors.shape[1]
-        plan = layout(span.prefix, span.positions if self.ordered else None, width)
-        seen = np.zeros((padded, plan.kv_len), np.bool_)
-        seen[: span.rows] = mask.boolean(span.ancestors, span.prefix, plan.kv_len if plan.order is None else None)[
-            :, slice(None) if plan.order is None else plan.order
-        ]
-        order = None
-        if plan.order is not None:
-            seen[:, plan.order < 0] = False
-            order = torch.from_numpy(np.maximum(plan.order, 0)).to(self.kv.device)
+        end = span.prefix + span.ancestors.shape[1]
+        return _Group(
+            span.start, span.rows, max(span.rows, MIN_ROWS), self.kv.places(span.slot, end - span.rows, end)
+        )
+
+    def _rest(self, span: Span, group: _Group, rows: slice, opened: int) -> Part:
+        """The keys behind the `opened` blocks, with a mask for those that are not whole blocks of committed ones."""
+        width, start, whole = span.ancestors.shape[1], opened * BLOCK, span.prefix // BLOCK
+        plan = layout(span.prefix, span.positions if self.ordered else None, width, opened)
+        clear = (whole - opened) * BLOCK if whole - opened >= self._parts.clear else 0
+        masked = plan.kv_len - clear
+        seen = np.zeros((group.padded, masked), np.bool_)
+        if plan.order is None:
+            seen[: span.rows] = mask.boolean(span.ancestors, span.prefix - start - clear, masked)
+            pieces = [(self.kv.read(span.slot, start + plan.kv_len, begin=start), plan.kv_len)]
+        else:
+            visible, at = mask.boolean(span.ancestors, span.prefix - start - clear), plan.order[clear:]
+            seen[: span.rows] = visible[:, np.maximum(at - start - clear, 0)] & (at >= 0)
+            pieces, places = [], plan.order[plan.full * BLOCK :]
+            if plan.full:
+                pieces.append((self.kv.read(span.slot, whole * BLOCK, begin=start), plan.full * BLOCK))
+            order = torch.from_numpy(np.maximum(places, 0)).to(self.kv.device)
+            pieces.append((self.kv.read(span.slot, span.prefix + width, order), len(places)))
         seen[span.rows :, 0] = True       # a row that sees nothing would divide by zero
         bias = mask.additive(seen, torch.float32 if self.ordered else self.kv.dtype).to(self.kv.device)
-        end = span.prefix + width
-        return _Group(
-            span.start, span.rows, padded, plan, bias.repeat(self.fold, 1)[None],
-            new=self.kv.places(span.slot, end - span.rows, end),
-            seen=self.kv.read(span.slot, plan.kv_len if order is None else end, order),
-        )
+        return Part(rows, tuple(pieces), plan, bias.repeat(self.fold, 1)[None])
 
     def write(
         self, layer: int, k: Float[torch.Tensor, "kv_heads total head_dim"],
@@ -186,45 +173,74 @@ class StepAttention:
         self, layer: int, q: Float[torch.Tensor, "heads total head_dim"], scale: float
     ) -> Float[torch.Tensor, "total heads head_dim"]:
         """softmax(q kᵀ · scale + mask) v for every row, over its own slot's keys."""
-        outs = [self._attend(layer, q, g, scale) for g in self._groups]
-        done = sum(g.rows for g in self._groups)
+        heads, _, dim = q.shape
+        outs: list[tuple[int, torch.Tensor]] = []
+        for c in self._clusters:
+            folded = [self._folded(q, g) for g in c.groups]
+            whole = self._attend(layer, folded[0] if len(folded) == 1 else torch.cat(folded, 1), c.parts, scale)
+            begin = 0
+            for g in c.groups:
+                mine = whole[:, begin : begin + self.fold * g.padded]
+                begin += self.fold * g.padded
+                out = mine.reshape(heads, g.padded, dim)[:, : g.rows].transpose(0, 1).to(q.dtype)
+                outs.append((g.start, out))
+        outs.sort(key=lambda x: x[0])
+        rows = [out for _, out in outs]
+        done = sum(map(len, rows))
         if done < self.total:
-            outs.append(outs[0].new_zeros(self.total - done, *outs[0].shape[1:]))
-        return outs[0] if len(outs) == 1 else torch.cat(outs)
+            rows.append(rows[0].new_zeros(self.total - done, *rows[0].shape[1:]))
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
 
-    def _attend(self, layer: int, q: torch.Tensor, g: _Group, scale: float) -> torch.Tensor:
-        heads, total, dim = q.shape
+    def _folded(self, q: torch.Tensor, g: _Group) -> torch.Tensor:
+        """[kv_heads, fold · padded, head_dim]: the queries of a group, all heads of a key head behind one another."""
+        _, total, dim = q.shape
         if g.start or total != g.padded:
             q = q[:, g.start : g.start + g.padded]  # the rows of the next group serve as padding
             if q.shape[1] < g.padded:
                 q = F.pad(q, (0, 0, 0, g.padded - q.shape[1]))
-        folded = q.reshape(self.kv.kv_heads, self.fold * g.padded, dim)
-        out = (self._ordered if self.ordered else self._library)(folded, layer, g, scale)
-        return out.view(heads, g.padded, dim)[:, : g.rows].transpose(0, 1)
+        return q.reshape(self.kv.kv_heads, self.fold * g.padded, dim)
 
-    def _library(self, q: torch.Tensor, layer: int, g: _Group, scale: float) -> torch.Tensor:
-        """PyTorch's own kernel, always with a mask: without one it takes another path."""
-        keys, values = g.seen.tensor(2 * layer)[None], g.seen.tensor(2 * layer + 1)[None]
-        return F.scaled_dot_product_attention(q[None], keys, values, attn_mask=g.bias, scale=scale)
+    def _attend(self, layer: int, q: torch.Tensor, parts: Sequence[Part], scale: float) -> torch.Tensor:
+        if self.ordered:
+            return ordered.attend(q.float(), parts, lambda side, part: self._float(layer, side, part), scale)
+        return lse.attend(q, parts, lambda side, part: self._stored(layer, side, part), scale)
 
-    def _float(self, side: int, g: _Group) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
-        """Keys or values of a group as the products want them."""
-        shape = (self.kv.kv_heads, g.layout.kv_len, self.kv.head_dim)
-        return g.seen.into(side, self._workspace.get("kv"[side % 2], shape))
+    def _float(self, layer: int, side: str, part: Part) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
+        """Keys or values of a part in float32, in the workspace."""
+        out = self._workspace.get(side, (self.kv.kv_heads, part.layout.kv_len, self.kv.head_dim))
+        if len(part.pieces) == 1:
+            return part.pieces[0][0].into(2 * layer + (side == "v"), out)
+        for (seen, n), view in zip(part.pieces, out.split([n for _, n in part.pieces], 1), strict=True):
+            view.copy_(seen.tensor(2 * layer + (side == "v"))[:, :n])
+        return out
 
-    def _ordered(self, q: torch.Tensor, layer: int, g: _Group, scale: float) -> torch.Tensor:
-        """Attention whose sums do not depend on where keys stand; see the head of this file."""
-        heads, rows, dim = q.shape
-        keys, values = self._float(2 * layer, g), self._float(2 * layer + 1, g)
-        weight = torch.baddbmm(g.bias, q.float(), keys.transpose(1, 2), alpha=scale)
-        weight = weight.sub_(weight.amax(-1, keepdim=True)).exp_()
-        total = weight.sum(-1, keepdim=True, dtype=torch.float64)
-        sums = [torch.bmm(weight[:, :, a:b], values[:, a:b]).double() for a, b in g.layout.cuts]
-        if g.layout.full:
-            full, end = g.layout.full, g.layout.full * BLOCK
-            blocks = torch.bmm(
-                weight[:, :, :end].reshape(heads, rows, full, BLOCK).transpose(1, 2).reshape(-1, rows, BLOCK),
-                values[:, :end].reshape(-1, BLOCK, dim),
-            )
-            sums.append(blocks.view(heads, full, rows, dim).sum(1, dtype=torch.float64))
-        return (reduce(torch.add, sums) / total).to(q.dtype)
+    def _stored(self, layer: int, side: str, part: Part) -> Float[torch.Tensor, "kv_heads kv_len head_dim"]:
+        """Keys or values of a part as they are stored, without a copy where there is one."""
+        found = [seen.tensor(2 * layer + (side == "v"))[:, :n] for seen, n in part.pieces]
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+
+def _blocks(kv: KVStore, span: Span) -> list[tuple[int, ...]]:
+    """The blocks of committed keys of a slot, each by the pages it lies on and its place among them."""
+    pages, tokens = kv.table(span.slot)
+    ids, out = pages.tolist(), []
+    for b in range(span.prefix // BLOCK):
+        begin = b * BLOCK
+        first, last = begin // tokens, (begin + BLOCK - 1) // tokens
+        out.append((begin % tokens, *ids[first : last + 1]))
+    return out
+
+
+def _clusters(chains: Sequence[Sequence[tuple[int, ...]]], least: int) -> list[list[int]]:
+    """Which spans begin with the same `least` blocks; the others alone."""
+    found: dict[object, list[int]] = {}
+    for i, chain in enumerate(chains):
+        found.setdefault(tuple(chain[:least]) if len(chain) >= least else i, []).append(i)
+    return list(found.values())
+
+
+def _joined(rows: Sequence[slice], device: torch.device) -> slice | Int[torch.Tensor, " rows"]:
+    """Some slices of rows as one, or as indices."""
+    if all(a.stop == b.start for a, b in pairwise(rows)):
+        return slice(rows[0].start, rows[-1].stop)
+    return torch.cat([torch.arange(r.start, r.stop, device=device) for r in rows])

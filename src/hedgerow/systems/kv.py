@@ -85,8 +85,10 @@ class KVStore(Protocol):
     def places(self, slot: int, begin: int, end: int) -> list[Places]:
         """Views of places `begin` … `end` of a slot, to be written."""
 
-    def read(self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None) -> Reader:
-        """Places 0 … `end` of a slot, or the places `order` names, for every layer."""
+    def read(
+        self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None, begin: int = 0
+    ) -> Reader:
+        """Places `begin` … `end` of a slot, or the places `order` names, for every layer."""
 
     def write(
         self, layer: int, slot: int, at: int, k: Float[torch.Tensor, "kv_heads rows head_dim"],

@@ -133,12 +133,14 @@ class ContiguousKV:
         """Views of places `begin` … `end` of a slot."""
         return [Places(0, end - begin, self.pool[:, slot, :, begin:end].unbind(0))]
 
-    def read(self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None) -> ContiguousReader:
-        """Places 0 … `end` of a slot, or the places `order` names, for every layer; none is copied before it is asked.
+    def read(
+        self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None, begin: int = 0
+    ) -> ContiguousReader:
+        """Places `begin` … `end` of a slot, or the places `order` names, for every layer.
 
-        Places never written hold finite numbers.
+        None is copied before it is asked for. Places never written hold finite numbers.
         """
-        return ContiguousReader(self.pool[:, slot, :, :end].unbind(0), order)
+        return ContiguousReader(self.pool[:, slot, :, begin:end].unbind(0), order)
 
     def write(
         self, layer: int, slot: int, at: int, k: Float[torch.Tensor, "kv_heads rows head_dim"],

@@ -238,9 +238,11 @@ class PagedKV:
             views[2 * layer].copy_(k[:, begin:end])
             views[2 * layer + 1].copy_(v[:, begin:end])
 
-    def read(self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None) -> PagedReader:
-        """Places 0 … `end` of a slot rounded up to whole pages, or the places `order` names, for every layer."""
-        return self._pages.reader(self._slots[slot].pages, end, order)
+    def read(
+        self, slot: int, end: int, order: Int[torch.Tensor, " kv_len"] | None = None, begin: int = 0
+    ) -> PagedReader:
+        """Places `begin` … `end` of a slot up to the end of a page, or the places `order` names, for every layer."""
+        return self._pages.reader(self._slots[slot].pages, end, order, begin)
 
     def commit(self, slot: int, rows: Sequence[int], notes: Sequence[Any] | None = None) -> None:
         """Keep these pending rows, in this order, behind the committed tokens, and drop the others.

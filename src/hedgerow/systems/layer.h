@@ -96,9 +96,14 @@ typedef struct {
     int32_t *rest;
 } Worker;
 
-static int64_t units_of(const Pass *p, const Span *s) {
-    const Model *m = p->m;
-    return m->kv_heads * ((s->rows * (m->heads / m->kv_heads) + p->chunk - 1) / p->chunk);
+/* Spans that share keys with span `i`, which begins their cluster: `*queries` of one key head in all, `*shared` keys.
+ * Returns the span behind them. */
+static int64_t cluster_of(const Pass *p, int64_t i, int64_t *queries, int64_t *shared) {
+    int64_t rows = p->spans[i].rows;
+    *shared = 0;
+    while (++i < p->n_spans && p->spans[i].joined) rows += p->spans[i].rows, *shared = p->spans[i].joined;
+    *queries = rows * (p->m->heads / p->m->kv_heads);
+    return i;
 }
 
 /* `taken` has room for one number a layer. */
@@ -111,8 +116,13 @@ static Pass open_pass(const Model *m, const Store *kv, const Span *spans, int64_
         asked += spans[i].rows * m->heads;
     }
     p.chunk = asked / (step->threads * 4) + 1;   /* units small enough that every thread gets several */
+    for (int64_t i = 0; i < n_spans; i++)
+        if (spans[i].joined && p.chunk < TILE) p.chunk = TILE;   /* what they share is for whole tiles of queries */
     if (p.chunk > QUERIES) p.chunk = QUERIES;
-    for (int64_t i = 0; i < n_spans; i++) p.units += units_of(&p, spans + i);
+    for (int64_t i = 0, n, shared; i < n_spans;) {
+        i = cluster_of(&p, i, &n, &shared);
+        p.units += m->kv_heads * ((n + p.chunk - 1) / p.chunk);
+    }
     for (int64_t l = 0; l < m->layers; l++) atomic_init(taken + l, 0);
     char *at = (char *)(((uintptr_t)step->scratch + 63) & ~(uintptr_t)63);
     p.x = (float *)at; at += up(rows * m->hidden * 4);
@@ -145,7 +155,7 @@ static void run_layer(Pass *p, Worker *w, int64_t l) {
     const Model *m = p->m;
     const Layer *y = m->layer + l;
     const Step *step = p->step;
-    int64_t rows = step->rows, dim = m->dim, heads = m->heads, kvh = m->kv_heads, hidden = m->hidden, fold = heads / kvh;
+    int64_t rows = step->rows, dim = m->dim, heads = m->heads, kvh = m->kv_heads, hidden = m->hidden;
     int64_t qkv_n = (heads + 2 * kvh) * dim, me = w->me, all = w->all;
     linear(&y->qkv, &w->a, rows, STORE, p->qkv, qkv_n, me, all);
     meet(&p->here, all);
@@ -170,11 +180,13 @@ static void run_layer(Pass *p, Worker *w, int64_t l) {
         }
     meet(&p->here, all);
     for (int64_t u; (u = atomic_fetch_add(p->taken + l, 1)) < p->units;) {
-        int64_t i = 0, left = u, parts;
-        while (left >= (parts = units_of(p, p->spans + i))) { left -= parts; i++; }
-        int64_t per = parts / kvh, n = p->spans[i].rows * fold, first = left % per * p->chunk;
-        attend(m, p->kv, p->spans + i, l, left / per, first, n - first < p->chunk ? n - first : p->chunk, p->q, p->attended,
-               w->score, w->mine, w->vis, w->rest);
+        int64_t i, next = 0, left = u, n, shared, per;
+        do {
+            i = next, next = cluster_of(p, i, &n, &shared), per = (n + p->chunk - 1) / p->chunk;
+        } while (left >= kvh * per && (left -= kvh * per, 1));
+        int64_t first = left % per * p->chunk;
+        attend(m, p->kv, p->spans + i, shared, l, left / per, first, n - first < p->chunk ? n - first : p->chunk, p->q,
+               p->attended, w->score, w->mine, w->vis, w->rest);
     }
     meet(&p->here, all);
     if (w->sec) lap(&w->since, w->sec + 1);

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import nn
+
+from hedgerow.systems import int4
+from hedgerow.systems.int4 import Int4Linear
 
 _ROWS_HINT = 16  # oneDNN picks a weight layout for a row count; the one for 16 serves 1 to 64 rows well
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # linears that, in most models, share an input
@@ -41,12 +46,12 @@ class _Shared:
     suggest is slower, never wrong.
     """
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], make: _Make) -> None:
         self.sizes = [m.out_features for m in linears]
         bias = None
         if any(m.bias is not None for m in linears):
             bias = torch.cat([m.weight.new_zeros(m.out_features) if m.bias is None else m.bias for m in linears])
-        self.product = PackedLinear(torch.cat([m.weight for m in linears]), bias)
+        self.product = make(torch.cat([m.weight for m in linears]), bias)
         self._input: torch.Tensor | None = None
         self._parts: tuple[torch.Tensor, ...] = ()
         self._left = 0
@@ -98,34 +103,59 @@ class Packed:
         return f"{self.backend} ({self.why_not_faster})" if self.why_not_faster else self.backend
 
 
-def pack(model: nn.Module) -> Packed:
-    """Replace the `nn.Linear` modules of a model in place where oneDNN can run them from packed weights.
+_Make = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
-    Linears known to share their input run as one product. Each weight is freed as soon as it is packed, so the peak is
-    one extra matrix; a weight shared with an embedding stays for the embedding. Subclasses of `nn.Linear` (quantised or
-    adapted ones) are left alone.
+
+def pack(model: nn.Module, quant: Literal["none", "int4"] = "none") -> Packed:
+    """Replace the `nn.Linear` modules of a model in place where the machine can run them from packed weights.
+
+    `quant`: `int4` keeps weights in four bits, but for the head over the vocabulary and shapes that do not fit. Linears
+    known to share their input run as one product. Each weight is freed as soon as it is packed, so the peak is one
+    extra matrix; a weight shared with an embedding stays for the embedding. Subclasses of `nn.Linear` (quantised or
+    adapted ones) are left alone, and so are experts that lie in one tensor.
     """
     linears = [m for m in model.modules() if type(m) is nn.Linear]
     reason = _why_not(linears[0].weight) if linears else "the model has no plain linear layers"
-    if reason:
-        return Packed(f"torch {_name(next(model.parameters()).dtype)}", reason)
-    del linears
-    packed: dict[nn.Linear, PackedLinear] = {}  # a module may be found at two places
+    refused = int4.why_not(linears[0].weight) if linears and quant == "int4" else reason
+    if refused:
+        return Packed(f"torch {_name(next(model.parameters()).dtype)}", refused)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    four = [m for m in linears if m is not head and int4.serves(m.weight)] if quant == "int4" else []
+    backend = _measured(max(four, key=lambda m: m.weight.numel()), not reason) if four else "mkldnn-packed bf16"
+    if quant == "int4" and not four:
+        return Packed(f"torch {_name(linears[0].weight.dtype)}", "no weight of the model has a shape for int4")
+    _replace(model, set(four), not reason)
+    release_memory()
+    return Packed(backend)
+
+
+def _replace(model: nn.Module, four: set[nn.Linear], packs: bool) -> None:
+    """Linears in `four` become int4, the others packed bf16 where the machine `packs`; else they stay."""
+    done: dict[nn.Linear, nn.Module] = {}      # a module may be found at two places
     for parent in list(model.modules()):
         for names in _SIBLINGS:
             parts = [m for n in names if type(m := getattr(parent, n, None)) is nn.Linear]
-            if len(parts) == len(names) and len({m.in_features for m in parts}) == 1:
-                shared = _Shared(parts)
+            alike = len({(m.in_features, m in four) for m in parts}) == 1
+            if len(parts) == len(names) and alike and (packs or parts[0] in four):
+                shared = _Shared(parts, Int4Linear if parts[0] in four else PackedLinear)
                 for i, (name, part) in enumerate(zip(names, parts, strict=True)):
                     setattr(parent, name, PartLinear(shared, i, part))
         for name, module in list(parent.named_children()):
-            if type(module) is nn.Linear:
-                if module not in packed:
-                    packed[module] = PackedLinear(module.weight, module.bias)
+            if type(module) is nn.Linear and (packs or module in four or module in done):
+                if module not in done:
+                    done[module] = (Int4Linear if module in four else PackedLinear)(module.weight, module.bias)
                     module.weight = nn.Parameter(module.weight.new_empty(0), requires_grad=False)
-                setattr(parent, name, packed[module])
-    release_memory()
-    return Packed("mkldnn-packed bf16")
+                setattr(parent, name, done[module])
+
+
+@torch.no_grad()
+def _measured(linear: nn.Linear, packs: bool) -> str:
+    """The backend of int4 weights in words, with what one of its products takes next to the same in bf16, now."""
+    plain = PackedLinear(linear.weight, None) if packs else partial(F.linear, weight=linear.weight)
+    n = int4.slower_from(Int4Linear(linear.weight, None), plain, linear.in_features, linear.weight.device)
+    where = "at every row count" if n == int4.ROWS[0] else f"from {n} rows"
+    slower = f"slower than bf16 {where}" if n else f"faster than bf16 up to {int4.ROWS[-1]} rows"
+    return f"int4 weights in groups of {int4.GROUP}, bf16 head, torch's operator: {slower} here"
 
 
 def fuse_norms(model: nn.Module) -> int:

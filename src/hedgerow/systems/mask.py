@@ -7,11 +7,11 @@ visible to every row, and stand before the group's own keys in slot order; keys 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Bool, Float, Int, UInt, UInt8
 
 from hedgerow.core.errors import InvariantError
 
@@ -61,12 +61,45 @@ def additive(
     return torch.zeros(visible.shape, dtype=dtype).masked_fill_(torch.from_numpy(~visible), float("-inf"))
 
 
+def words(
+    ancestors: Bool[np.ndarray, "rows width"], bits: Literal[8, 16, 32, 64] = 64
+) -> UInt[np.ndarray, "rows words"]:
+    """One bit a pair of rows: bit j mod `bits` of word j // `bits` in row i is `ancestors[i, j]`; spare bits are 0.
+
+    Committed keys have no bits: every row sees them. A kernel that holds a tree in one word a row takes the narrowest
+    one that fits.
+
+    Source: sgl-project/sglang, `TreeMaskMode.QLEN_ONLY_BITPACKING`; differs in that a row may have several words.
+
+    >>> words(np.array([[True, False, False], [True, True, False], [True, False, True]]), 8).tolist()
+    [[1], [3], [5]]
+    """
+    rows, width = ancestors.shape
+    padded = np.zeros((rows, max(-(-width // bits), 1) * bits), np.bool_)
+    padded[:, :width] = ancestors
+    packed = np.packbits(padded, axis=1, bitorder="little")
+    return packed.view(np.dtype(f"<u{bits // 8}"))
+
+
+def flat(masks: Sequence[Bool[np.ndarray, "rows kv_len"]]) -> Bool[np.ndarray, " pairs"]:
+    """Ragged masks one behind the other, each row-major, committed keys included.
+
+    Source: arXiv 2501.01005 (FlashInfer), the `custom_mask` of its batch prefill wrappers, which pack it themselves.
+
+    >>> flat([np.array([[True, False], [True, True]]), np.array([[True]])]).astype(int).tolist()
+    [1, 0, 1, 1, 1]
+    """
+    return np.concatenate([m.reshape(-1) for m in masks]) if masks else np.empty(0, np.bool_)
+
+
 def packed_bits(
     masks: Sequence[Bool[np.ndarray, "rows kv_len"]],
 ) -> tuple[UInt8[np.ndarray, " bytes"], Int[np.ndarray, " groups_plus_1"]]:
     """Ragged masks as bits, and the byte where each begins: row-major per group, 8 per byte, lowest bit first.
 
-    Each group starts on a byte of its own; spare bits of its last byte are 0.
+    Each group starts on a byte of its own; spare bits of its last byte are 0. The second value is what the kernel wants
+    in `mask_indptr`; a `plan()` that is handed packed bits may fill that buffer with offsets in bits, which are right
+    for the first group only, so write this over it, or hand it `flat` masks.
 
     Source: arXiv 2501.01005 (FlashInfer), the `packed_custom_mask` and `mask_indptr` of its prefill wrappers.
 
@@ -79,18 +112,45 @@ def packed_bits(
     return (np.concatenate(parts) if parts else np.empty(0, np.uint8)), at
 
 
-def flex_mask_mod(ancestors: Bool[torch.Tensor, "rows rows"], prefix: Any) -> Callable[..., Any]:
-    """The same mask as a function for FlexAttention's `create_block_mask`.
+def stacked(
+    groups: Sequence[Bool[np.ndarray, "_ _"]], rows: int | None = None, width: int | None = None
+) -> Bool[torch.Tensor, "batch rows width"]:
+    """Ancestors of ragged groups in one tensor; `rows` and `width` of the largest, or as given (a bucket's).
+
+    Padding rows see the first column only, so that no softmax is empty; padding columns are seen by nobody.
+
+    Raises: InvariantError if a group is larger than what was given.
+
+    >>> stacked([np.array([[True]]), causal(2)]).int().tolist()
+    [[[1, 0], [1, 0]], [[1, 0], [1, 1]]]
+    """
+    most = max((g.shape[0] for g in groups), default=0), max((g.shape[1] for g in groups), default=0)
+    size = most[0] if rows is None else rows, most[1] if width is None else width
+    if size[0] < most[0] or size[1] < most[1]:
+        raise InvariantError(f"ancestors of {most[0]} rows and {most[1]} columns do not fit {size[0]} and {size[1]}")
+    out = torch.zeros(len(groups), *size, dtype=torch.bool)
+    for one, g in zip(out, groups, strict=True):
+        one[: g.shape[0], : g.shape[1]] = torch.from_numpy(g)
+        one[g.shape[0] :, :1] = True
+    return out
+
+
+def flex_mask_mod(ancestors: Bool[torch.Tensor, "*batch rows width"], prefix: Any) -> Callable[..., Any]:
+    """The same mask as a function (batch, head, row, key) for FlexAttention's `create_block_mask`.
 
     `ancestors` is captured as a tensor (padded rows included) and `prefix` may be a 0-d tensor, so a compiled kernel is
-    reused when their contents change. Source: arXiv 2412.05496.
+    reused when their contents change. With a batch in front (`stacked`), `prefix` [batch] has a length for each group.
+
+    Source: arXiv 2412.05496.
     """
-    rows = ancestors.shape[0]
+    width, batched = ancestors.shape[-1], ancestors.ndim == 3
 
     def mask_mod(batch: Any, head: Any, q: Any, kv: Any) -> Any:
-        own = kv - prefix
-        inside = (own >= 0) & (own < rows)
-        index = own.clamp(0, rows - 1) if isinstance(own, torch.Tensor) else min(max(own, 0), rows - 1)
-        return (kv < prefix) | (inside & ancestors[q, index])
+        before = prefix[batch] if batched else prefix
+        own = kv - before
+        inside = (own >= 0) & (own < width)
+        index = own.clamp(0, width - 1) if isinstance(own, torch.Tensor) else min(max(own, 0), width - 1)
+        seen = ancestors[batch, q, index] if batched else ancestors[q, index]
+        return (kv < before) | (inside & seen)
 
     return mask_mod

@@ -124,15 +124,19 @@ class Pages:
         return out
 
     def reader(
-        self, table: Sequence[int], end: int, order: Int[torch.Tensor, " kv_len"] | None = None
+        self, table: Sequence[int], end: int, order: Int[torch.Tensor, " kv_len"] | None = None, begin: int = 0
     ) -> PagedReader:
-        """Places 0 … `end` of a table of pages, rounded up to whole pages, or the places `order` of it.
+        """Places `begin` … `end` of a table of pages, up to the end of a page, or the places `order` of it.
 
         Raises: InvariantError if the table is too short.
         """
         ids = list(table[: -(-end // self.tokens)])
         if len(ids) * self.tokens < end:
             raise InvariantError(f"{len(ids)} pages of {self.tokens} tokens have no {end} tokens")
+        if order is None and begin % self.tokens:
+            order = torch.arange(begin, len(ids) * self.tokens, device=self.pool.device)
+        if order is None:
+            ids = ids[begin // self.tokens :]
         pages = torch.tensor(ids, dtype=torch.int64, device=self.pool.device)
         if order is not None:
             return PagedReader(self.pool, pages[order // self.tokens], order % self.tokens, None)

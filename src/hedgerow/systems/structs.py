@@ -32,7 +32,7 @@ Model = _struct(
     "Model", layers=INT, hidden=INT, heads=INT, kv_heads=INT, dim=INT, rotated=INT, inner=INT, vocab=INT, eps=FLOAT,
     scale=FLOAT, embedding=POINTER, cos=POINTER, sin=POINTER, norm=POINTER, head=Linear, layer=POINTER,
 )
-Span = _struct("Span", start=INT, rows=INT, prefix=INT, width=INT, table=POINTER, sees=POINTER)
+Span = _struct("Span", start=INT, rows=INT, prefix=INT, width=INT, table=POINTER, sees=POINTER, joined=INT)
 Store = _struct("Store", pool=POINTER, pages=INT, page_len=INT)
 Step = _struct(
     "Step", tokens=POINTER, positions=POINTER, keep=POINTER, taps=POINTER, rows=INT, kept=INT, tapped=INT,
@@ -55,7 +55,8 @@ class Rows(NamedTuple):
     """Packed rows of one slot: `rows` rows from `start`, behind `prefix` keys that all of them see.
 
     `sees` [rows, width] (uint8): pending rows of the slot each row sees; the last `rows` columns are the rows' own.
-    `table`: the slot's pages (int32).
+    `table`: the slot's pages (int32). `joined`: the first so many keys, whole pages, are those of the span before; all
+    spans of such a cluster but the first name the same number.
     """
 
     start: int
@@ -63,6 +64,7 @@ class Rows(NamedTuple):
     prefix: int
     sees: np.ndarray
     table: np.ndarray
+    joined: int = 0
 
 
 class Rotary:
@@ -102,7 +104,7 @@ def span_table(spans: Sequence[Rows]) -> Any:
     """Rows of slots as an array of the C structure."""
     return (Span * len(spans))(
         *(
-            Span(s.start, s.rows, s.prefix, s.sees.shape[1], s.table.ctypes.data, s.sees.ctypes.data)
+            Span(s.start, s.rows, s.prefix, s.sees.shape[1], s.table.ctypes.data, s.sees.ctypes.data, s.joined)
             for s in spans
         )
     )

@@ -16,7 +16,7 @@ from hedgerow.systems.disk import Reading
 from hedgerow.systems.kv import Kind
 from hedgerow.target.remembered import RowNote, answers, joined, notes
 
-_QUANTS = ("none", "int8")
+_QUANTS = ("none", "int8", "int4")
 _DTYPES = {"auto": torch.bfloat16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -99,8 +99,9 @@ def load_target(
 ) -> tuple[LMTarget, HFTokenizer]:
     """Load a model by directory, `.gguf` file, hub id or `demo`, and its tokenizer.
 
-    `dtype`: bf16, fp32 or auto (bf16). `device`: auto is `cuda` where there is one. `quant`: none, or int8
-    (weights by output, activations by row). `compile`: run compiled layers where they fit the machine and the model.
+    `dtype`: bf16, fp32 or auto (bf16). `device`: auto is `cuda` where there is one. `quant`: none, int8
+    (weights by output, activations by row), or int4 (weights only, in groups: least memory; `info.backend` says from
+    how many rows it is slower than bf16). `compile`: run compiled layers where they fit the machine and the model.
     `threads` sets torch's threads for the process. `max_len`: tokens of a slot (None: the model's context, as far as
     memory allows).
     `kv`: paged re-uses what earlier requests left of a prompt, contiguous never does.

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from hedgerow.core.parts import TargetInfo
 from hedgerow.models.runner import NetOut, Network, Runner
-from hedgerow.systems.attention import StepAttention
+from hedgerow.systems.attends import Attention
 from hedgerow.systems.kv import Kind
 from hedgerow.target.lm import LMTarget
 
@@ -54,7 +54,7 @@ class TinyNet(Network):
         return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
     def forward(
-        self, tokens: Int[torch.Tensor, " rows"], positions: Int[torch.Tensor, " rows"], step: StepAttention,
+        self, tokens: Int[torch.Tensor, " rows"], positions: Int[torch.Tensor, " rows"], step: Attention,
         keep: Int[torch.Tensor, " kept"] | None, taps: Sequence[int], last_hidden: bool,
     ) -> NetOut:
         """All rows through all layers; logits of rows `keep` (None: all)."""

@@ -11,6 +11,7 @@ drafter's vocabulary instead of the target's best.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,27 +21,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from hedgerow.draft.formats.head import Head, HeadConfig
+from hedgerow.draft.nets.rotary import Rotary
 from hedgerow.train.data import Batch
 from hedgerow.train.losses import TreeReward, soft_cross_entropy, top_k_cross_entropy
 from hedgerow.train.parts import Learned, Tally
 
-
-@dataclass(frozen=True)
-class Rotary:
-    """Cosines and sines of rotary positions in halves, x · cos + turned(x) · sin."""
-
-    theta: float
-    dim: int
-
-    def __call__(self, x: torch.Tensor, start: int) -> torch.Tensor:
-        """Turn x [texts, heads, len, dim] whose first row stands at `start`."""
-        half = self.dim // 2
-        rate = self.theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
-        angle = torch.arange(start, start + x.shape[2], device=x.device, dtype=torch.float32)[:, None] * rate
-        cos, sin = angle.cos(), angle.sin()
-        a, b = x[..., :half].float(), x[..., half:].float()
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
-
+Turn = Callable[[torch.Tensor], torch.Tensor]      # [texts, heads, len, dim] -> the same, rotated by position
 
 class Norm(nn.Module):
     """Root-mean-square norm in float32."""
@@ -64,10 +50,9 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(width, c.kv_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.heads * c.head_dim, c.hidden, bias=False)
-        self.rotary = Rotary(c.rope_theta, c.head_dim)
 
     def forward(
-        self, x: torch.Tensor, start: int, keys: list[torch.Tensor], values: list[torch.Tensor], mask: torch.Tensor
+        self, x: torch.Tensor, turn: Turn, keys: list[torch.Tensor], values: list[torch.Tensor], mask: torch.Tensor
     ) -> torch.Tensor:
         """Attend to the keys of all steps so far and this one's, which are added to the lists."""
         n, rows = x.shape[:2]
@@ -75,9 +60,9 @@ class Attention(nn.Module):
         def heads(y: torch.Tensor, count: int) -> torch.Tensor:
             return y.view(n, rows, count, self.dim).transpose(1, 2)
 
-        q = self.rotary(heads(self.q_proj(x), self.heads), start)
+        q = turn(heads(self.q_proj(x), self.heads))
         fold = self.heads // self.kv_heads
-        keys.append(self.rotary(heads(self.k_proj(x), self.kv_heads), start).repeat_interleave(fold, 1))
+        keys.append(turn(heads(self.k_proj(x), self.kv_heads)).repeat_interleave(fold, 1))
         values.append(heads(self.v_proj(x), self.kv_heads).repeat_interleave(fold, 1))
         y = F.scaled_dot_product_attention(q, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask)
         out: torch.Tensor = self.o_proj(y.transpose(1, 2).reshape(n, rows, -1))
@@ -120,6 +105,16 @@ class EagleModule(nn.Module):
         self.layers = nn.ModuleList(Layer(c, i == 0) for i in range(c.layers))
         self.norm = Norm(c.hidden, c.eps)
         self.lm_head = nn.Linear(c.hidden, c.draft_vocab, bias=False)
+        self._rotary: Rotary | None = None
+
+    def turn(self, start: int, rows: int, device: torch.device) -> Turn:
+        """The rotation of `rows` positions from `start`, as the drafter turns them; in float32."""
+        if self._rotary is None or self._rotary.device != device:
+            self._rotary = Rotary(self.config, torch.float32, device)
+        rotary = self._rotary
+        rotary.reach(start + rows)
+        angles = rotary.at(torch.arange(start, start + rows, device=device))
+        return lambda x: rotary.turn(x, *angles).to(x.dtype)
 
     def step(
         self, e: torch.Tensor, g: torch.Tensor, k: int, state: list[tuple[list[torch.Tensor], list[torch.Tensor]]],
@@ -127,12 +122,13 @@ class EagleModule(nn.Module):
     ) -> torch.Tensor:
         """One step of all rows: embeddings e and features g [texts, len, hidden] -> the state to feed back."""
         r = g
+        turn = self.turn(k, e.shape[1], e.device)
         layers: Any = self.layers
         for i, layer in enumerate(layers):
             x = layer.input_layernorm(e if i == 0 else r)
             if i == 0:
                 x = torch.cat([x, layer.hidden_norm(g)], -1)
-            r = r + layer.self_attn(x, k, *state[i], mask)
+            r = r + layer.self_attn(x, turn, *state[i], mask)
             r = r + layer.mlp(layer.post_attention_layernorm(r))
         return r
 

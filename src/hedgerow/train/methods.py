@@ -92,13 +92,18 @@ METHODS: dict[str, Trainable] = {
         "one layer that continues the target's features (EAGLE-3)", TargetWeights.taps, _eagle3,
         terms=frozenset({"align", "tree_reward"}),
     ),
-    "dflash": Trainable("a block filled in one pass (DFlash)", TargetWeights.taps, _block("dflash")),
-    "dspark": Trainable("a block and a correction by the token before (DSpark)", TargetWeights.taps, _block("dspark")),
-    "domino": Trainable("a block and a recurrent correction (Domino)", TargetWeights.taps, _block("domino")),
-    "medusa": Trainable("heads side by side (Medusa)", TargetWeights.same_taps, _heads(reads_path=False)),
-    "hydra": Trainable("heads that read the path (Hydra)", TargetWeights.same_taps, _heads(reads_path=True)),
+    # Blocks of 8 are what vLLM's speculators train and DSpark's block7 files hold, blocks of 16 what Domino publishes.
+    "dflash": Trainable("a block filled in one pass (DFlash)", TargetWeights.taps, _block("dflash"), steps=7),
+    "dspark": Trainable(
+        "a block and a correction by the token before (DSpark)", TargetWeights.taps, _block("dspark"), steps=7,
+    ),
+    "domino": Trainable(
+        "a block and a recurrent correction (Domino)", TargetWeights.taps, _block("domino"), steps=15,
+    ),
+    "medusa": Trainable("heads side by side (Medusa)", TargetWeights.same_taps, _heads(reads_path=False), steps=4),
+    "hydra": Trainable("heads that read the path (Hydra)", TargetWeights.same_taps, _heads(reads_path=True), steps=4),
     "independent": Trainable(
         "a few of the target's layers as a model of their own", TargetWeights.same_taps, _independent, _save_copy,
-        layers=4,
+        layers=4, steps=5,
     ),
 }

@@ -9,9 +9,9 @@
 from hedgerow.draft.formats.head import Head, HeadConfig, Kind
 from hedgerow.draft.formats.load import load, recognise
 from hedgerow.draft.formats.save import save, save_own
-from hedgerow.draft.formats.target import Frozen, TargetFacts, copies_of, facts_of, fingerprint
+from hedgerow.draft.formats.target import Frozen, OtherTarget, TargetFacts, copies_of, facts_of, fingerprint
 
 __all__ = [
-    "Frozen", "Head", "HeadConfig", "Kind", "TargetFacts", "copies_of", "facts_of", "fingerprint", "load", "recognise",
-    "save", "save_own",
+    "Frozen", "Head", "HeadConfig", "Kind", "OtherTarget", "TargetFacts", "copies_of", "facts_of", "fingerprint",
+    "load", "recognise", "save", "save_own",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from hedgerow.core.errors import ModelError
@@ -61,7 +62,10 @@ def _eagle1_v1(seen: Seen) -> HeadConfig:
             "its pre_lm_head_layernorm is read as a norm of the hidden state before fc, as vLLM does; its writer "
             "meant a norm before the head"
         )
-    return _eagle1(seen)
+    there = "layers.0.input_layernorm.weight" in seen.shapes
+    # The class makes one for `layernorms`, else an identity, which no file has; a file may leave the setting out.
+    normed = seen.settings.get("layernorms", there)
+    return replace(_eagle1(seen), norm_input=bool(normed))
 
 
 # ---------------------------------------------------------------------------------------------- EAGLE-3

@@ -42,6 +42,7 @@ class HeadConfig:
     fc_norm: bool = False                 # one norm a tap: fc_norm.{i}.weight
     norm_output: bool = False             # the state fed back is the normed one
     embedding_scale: float = 1.0          # of the target's embedding, where it has one
+    norm_input: bool = False              # EAGLE-1: layer 0 norms what fc made; else it reads that as it is
     # blocks: DFlash, DSpark, Domino, P-EAGLE
     block: int = 0                        # slots of a block
     mask_token: int | None = None

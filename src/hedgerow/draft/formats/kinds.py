@@ -2,7 +2,8 @@
 
     decoder layer i   layers.{i}.self_attn.{q,k,v,o}_proj.weight (.bias)   layers.{i}.self_attn.{q,k}_norm.weight
                       layers.{i}.mlp.{gate,up,down}_proj.weight   layers.{i}.{input,post_attention}_layernorm.weight
-    eagle1            fc (bias), layers (0 without input_layernorm), embedding_layernorm, hidden_states_layernorm
+    eagle1            fc (bias), layers (0 with input_layernorm only where norm_input says so), embedding_layernorm,
+                      hidden_states_layernorm
     eagle3, peagle    fc, layers (0 is 2·hidden wide, with hidden_norm), norm, lm_head; input_norm or fc_norm.{a};
                       mask_hidden of peagle
     dflash            fc, hidden_norm, layers, norm, hidden_dim_adapter.proj; dflash2 adds convolutions and a selector
@@ -76,9 +77,7 @@ def _eagle1(c: HeadConfig, names: Names) -> Wants:
     for norm in ("embedding_layernorm", "hidden_states_layernorm"):
         out[f"{norm}.weight"] = Want((h,), required=False)
     for i in range(c.layers):
-        out |= decoder_layer(c, f"layers.{i}.", names, h, input_norm=i > 0)
-    if "layers.0.input_layernorm.weight" in names:        # of early speculators' files with norms
-        out["layers.0.input_layernorm.weight"] = Want((h,))
+        out |= decoder_layer(c, f"layers.{i}.", names, h, input_norm=i > 0 or c.norm_input)
     return out | _embedding(c, names)
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
+
 from hedgerow.core.errors import ModelError
 from hedgerow.draft.formats.head import Head, HeadConfig, Kind
 from hedgerow.draft.formats.target import TargetFacts
@@ -14,6 +16,7 @@ from hedgerow.draft.formats.target import TargetFacts
 Shape = tuple[int, ...]
 Settings = Mapping[str, Any]
 Rename = Callable[[str, Settings], str | None]
+Value = Callable[[str, torch.Tensor, Settings], torch.Tensor]
 Detect = Callable[[Settings, Mapping[str, Shape]], bool]
 
 
@@ -97,7 +100,8 @@ class Layout:
 
     `detect(settings, shapes)` looks at config.json and at names without `model.`; `select` finds the drafter's tensors
     in a file that holds a whole model too (None: all are the drafter's); `rename` gives canonical names (None: not
-    used); `config` derives the facts from shapes and compares them with the settings.
+    used); `config` derives the facts from shapes and compares them with the settings; `value(canonical name, tensor,
+    settings)` is what a tensor is in canonical form, where the file means another number than it holds.
     """
 
     id: str
@@ -106,6 +110,7 @@ class Layout:
     rename: Rename
     config: Callable[[Seen], HeadConfig]
     select: Callable[[str, Settings], bool] | None = None
+    value: Value = lambda name, tensor, settings: tensor
     writer: Writer | None = None
 
 

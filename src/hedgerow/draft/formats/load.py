@@ -14,7 +14,7 @@ from hedgerow.draft.formats.head import Head, HeadConfig
 from hedgerow.draft.formats.kinds import check_ids, check_tensors
 from hedgerow.draft.formats.layout import Layout, Seen
 from hedgerow.draft.formats.table import detect
-from hedgerow.draft.formats.target import TargetFacts, check_target, tokenizer_in
+from hedgerow.draft.formats.target import OtherTarget, TargetFacts, check_target, tokenizer_in
 
 _PREFIXES = ("model.", "logit_head.")
 _DROPPED = "rotary_emb.inv_freq"          # recomputed from the settings
@@ -26,7 +26,7 @@ def load(path: Path | str, *, target: TargetFacts | None = None) -> Head:
 
     With `target`, a drafter that was made for another model is refused. `Head.facts["notes"]` says what was assumed.
 
-    Raises: ModelError naming the directory and what does not fit.
+    Raises: ModelError naming the directory and what does not fit; OtherTarget, which is one, for another target's.
     """
     with _naming(path):
         return _load(_opened(path), target)
@@ -44,7 +44,8 @@ def _naming(path: Path | str) -> Iterator[None]:
     try:
         yield
     except (ModelError, UnknownName) as e:
-        raise ModelError(f"drafter {str(path)!r} cannot be loaded: {e}") from None
+        kind = OtherTarget if isinstance(e, OtherTarget) else ModelError
+        raise kind(f"drafter {str(path)!r} cannot be loaded: {e}") from None
 
 
 def _opened(path: Path | str) -> Files:
@@ -71,8 +72,9 @@ def _load(files: Files, target: TargetFacts | None) -> Head:
         check_target(config, target, made_for)
     check_tensors(config, shapes, source)
     tensors = {name: files.get(there) for name, there in source.items()}
-    if odd := sorted(source[n] for n, t in tensors.items() if not t.is_floating_point()):
-        raise ModelError(f"tensor {odd[0]} holds {tensors[odd[0]].dtype}: quantised drafters are not read")
+    if odd := sorted(n for n, t in tensors.items() if not t.is_floating_point()):
+        raise ModelError(f"tensor {source[odd[0]]} holds {tensors[odd[0]].dtype}: quantised drafters are not read")
+    tensors = {name: layout.value(name, t, files.settings) for name, t in tensors.items()}
     ids = _ids(config, {name: files.get(there) for name, there in maps.items()}, tensors)
     check_ids(ids, config.draft_vocab, config.vocab)
     facts = dict(files.card)

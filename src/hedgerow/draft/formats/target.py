@@ -18,6 +18,10 @@ from hedgerow.models.runner import Network
 from hedgerow.models.tokenizer import HFTokenizer
 
 
+class OtherTarget(ModelError):
+    """A drafter was made for another target than the one it is to draft for."""
+
+
 @dataclass(frozen=True)
 class TargetFacts:
     """Sizes and names of a target; `tokenizer` is a fingerprint of its vocabulary, None if unknown."""
@@ -82,22 +86,22 @@ def tokenizer_in(directory: Path) -> str | None:
 
 
 def check_target(config: HeadConfig, target: TargetFacts, tokenizer: str | None) -> None:
-    """Raise ModelError, with both numbers, where a drafter's sizes or tokenizer are not the target's."""
+    """Raise OtherTarget, with both numbers, where a drafter's sizes or tokenizer are not the target's."""
     named = f"the target {target.name}" if target.name else "the target"
     if config.target_hidden != target.hidden:
-        raise ModelError(
+        raise OtherTarget(
             f"it reads hidden states {config.target_hidden} wide, those of {named} are {target.hidden}: it was made "
             "for another model"
         )
     if config.vocab != target.vocab:
-        raise ModelError(
+        raise OtherTarget(
             f"it knows a vocabulary of {config.vocab} tokens, {named} has {target.vocab}: it was made for another model"
         )
     if tokenizer is not None and target.tokenizer is not None and tokenizer != target.tokenizer:
-        raise ModelError(
+        raise OtherTarget(
             f"it was made for the tokenizer ({tokenizer}), {named} has ({target.tokenizer}): ids would mean other words"
         )
     if config.taps and not 0 <= min(config.taps) <= max(config.taps) <= target.layers:
-        raise ModelError(
+        raise OtherTarget(
             f"it reads the hidden states {list(config.taps)}, {named} has those from 0 to {target.layers}"
         )

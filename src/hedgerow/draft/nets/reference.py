@@ -147,10 +147,11 @@ def _only(raw: torch.Tensor) -> torch.Tensor:
 
 
 def eagle(t: Tensors, config: HeadConfig) -> Form:
-    """The feature is the target's last hidden state; layer 0 reads what fc made, as it is; no final norm."""
+    """The feature is the target's last hidden state; layer 0 reads what fc made, mostly as it is; no final norm."""
     norms = (_Norm(t.find(f"{name}_layernorm.weight"), config.eps) for name in ("embedding", "hidden_states"))
     layers = tuple(f"layers.{i}." for i in range(config.layers))
-    return Form(_only, _joined(t.linear("fc"), *norms), _Norm(t.find("norm.weight"), config.eps), layers, norm_in=False)
+    final = _Norm(t.find("norm.weight"), config.eps)
+    return Form(_only, _joined(t.linear("fc"), *norms), final, layers, norm_in=config.norm_input)
 
 
 def module(t: Tensors, config: HeadConfig) -> Form:

@@ -48,9 +48,9 @@ class Rotary:
         return self._cos[positions], self._sin[positions]
 
     def turn(
-        self, x: Float[torch.Tensor, "heads rows head_dim"], cos: torch.Tensor, sin: torch.Tensor
-    ) -> Float[torch.Tensor, "heads rows head_dim"]:
-        """Rotate the leading elements of each head, first half against second."""
+        self, x: Float[torch.Tensor, "*lead heads rows head_dim"], cos: torch.Tensor, sin: torch.Tensor
+    ) -> Float[torch.Tensor, "*lead heads rows head_dim"]:
+        """Rotate the leading elements of each head, first half against second. Differentiable in x."""
         head, tail = x[..., : self.rotated], x[..., self.rotated :]
         a, b = head.chunk(2, -1)
         turned = head * cos + torch.cat([-b, a], -1) * sin
