@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from hedgerow.bench.run import prompts, provenance
-from hedgerow.bench.terms import counter, summary, table
+from hedgerow.bench.terms import compared, counter, summary, table
 from hedgerow.control.controller import Fixed
 from hedgerow.core.errors import UsageError
 from hedgerow.core.recipe import DraftSource, Recipe
@@ -60,13 +60,7 @@ def main(
             for name in list(sessions) if i % 2 else reversed(list(sessions)):
                 before = calls[name]()
                 mine = sessions[name].generate(prompt.messages, max_tokens=max_tokens)
-                rows.append({
-                    "nodes": name, "family": prompt.family, "id": prompt.id, "tokens": mine.completion_tokens,
-                    "steps": mine.steps, "drafted": mine.drafted, "accepted": mine.accepted,
-                    "calls": calls[name]() - before, "seconds": mine.seconds, "plain_seconds": base.seconds,
-                    "plain_steps": base.steps, "tok_s": mine.tok_s, "plain_tok_s": base.tok_s,
-                    "identical": mine.token_ids == base.token_ids,
-                })
+                rows.append(compared(name, prompt, mine, base, calls[name]() - before))
     result: dict[str, Any] = {
         "table": "drafters",
         "setup": {"model": model, "quant": quant, "nodes": nodes, "families": families, "max_tokens": max_tokens},

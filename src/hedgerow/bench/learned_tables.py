@@ -19,12 +19,18 @@ def terms_table(result: dict[str, Any]) -> str:
         "|---" * 10 + "|",
     ]
     for t in result["summary"]:
-        speed = f"{t['speedup_median']:.2f} ({t['speedup_min']:.2f}–{t['speedup_max']:.2f})"
-        out.append(
-            f"| {t['family']} | {t['nodes']} | {t['drafted']:.1f} | {t['tokens_per_step']:.2f} | {t['verify']:.2f} | "
-            f"{t['calls']:.2f} | {t['draft']:.2f} | {t['host']:.2f} | {speed} | {t['identical']}/{t['prompts']} |"
-        )
+        out.append(f"| {t['family']} | {t['nodes']} | {t['drafted']:.1f} | {_costs(t)} |")
     return "\n".join(out)
+
+
+def _costs(t: dict[str, Any]) -> str:
+    """The cells that every summary of `bench.terms` ends with, τ first."""
+    calls = f"{t['calls']:.2f}" if t["calls"] else "–"
+    speed = f"{t['speedup_median']:.2f} ({t['speedup_min']:.2f}–{t['speedup_max']:.2f})"
+    return (
+        f"{t['tokens_per_step']:.2f} | {t['verify']:.2f} | {calls} | {t['draft']:.2f} | {t['host']:.2f} | {speed} | "
+        f"{t['identical']}/{t['prompts']}"
+    )
 
 
 def temperature_table(result: dict[str, Any]) -> str:
@@ -86,12 +92,7 @@ def drafters_table(result: dict[str, Any]) -> str:
         "|---" * 9 + "|",
     ]
     for t in result["summary"]:
-        calls = f"{t['calls']:.2f}" if t["calls"] else "–"
-        speed = f"{t['speedup_median']:.2f} ({t['speedup_min']:.2f}–{t['speedup_max']:.2f})"
-        out.append(
-            f"| {t['family']} | {t['nodes']} | {t['tokens_per_step']:.2f} | {t['verify']:.2f} | {calls} | "
-            f"{t['draft']:.2f} | {t['host']:.2f} | {speed} | {t['identical']}/{t['prompts']} |"
-        )
+        out.append(f"| {t['family']} | {t['nodes']} | {_costs(t)} |")
     return "\n".join(out)
 
 

@@ -20,7 +20,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from hedgerow.bench.run import prompts, provenance
+from hedgerow.bench.workloads import Prompt
 from hedgerow.control.controller import Fixed
+from hedgerow.engine.result import Result
 
 
 def main(
@@ -61,13 +63,7 @@ def main(
             for n in sizes if i % 2 else reversed(sizes):
                 before = calls[n]()
                 mine = sessions[n].generate(prompt.messages, max_tokens=max_tokens)
-                rows.append({
-                    "nodes": n, "family": prompt.family, "id": prompt.id, "tokens": mine.completion_tokens,
-                    "steps": mine.steps, "drafted": mine.drafted, "accepted": mine.accepted,
-                    "calls": calls[n]() - before, "seconds": mine.seconds, "plain_seconds": base.seconds,
-                    "plain_steps": base.steps, "tok_s": mine.tok_s, "plain_tok_s": base.tok_s,
-                    "identical": mine.token_ids == base.token_ids,
-                })
+                rows.append(compared(n, prompt, mine, base, calls[n]() - before))
                 log.write(json.dumps(rows[-1]) + "\n")
             log.flush()
     result: dict[str, Any] = {
@@ -81,6 +77,16 @@ def main(
     out.write_text(json.dumps(result, indent=1) + "\n")
     partial.unlink()
     console.print(table(result["summary"]))
+
+
+def compared(key: int | str, prompt: Prompt, mine: Result, base: Result, calls: int) -> dict[str, Any]:
+    """One prompt's result beside plain decoding's, for `summary`; `key` is the size, or whatever is compared."""
+    return {
+        "nodes": key, "family": prompt.family, "id": prompt.id, "tokens": mine.completion_tokens, "steps": mine.steps,
+        "drafted": mine.drafted, "accepted": mine.accepted, "calls": calls, "seconds": mine.seconds,
+        "plain_seconds": base.seconds, "plain_steps": base.steps, "tok_s": mine.tok_s, "plain_tok_s": base.tok_s,
+        "identical": mine.token_ids == base.token_ids,
+    }
 
 
 def counter(drafters: list[Any]) -> Callable[[], int]:
@@ -106,7 +112,7 @@ def counter(drafters: list[Any]) -> Callable[[], int]:
                 counted(getattr(learned, part), "run")
                 break
         else:
-            if hasattr(learned, "row") and hasattr(learned, "net"):
+            if hasattr(learned, "net"):
                 counted(learned, "children")
     return lambda: count[0]
 
